@@ -1,0 +1,170 @@
+"""The words of this package: options that go in, events that come out.
+
+| word | meaning |
+| --- | --- |
+| target | the large model whose output is wanted; also runs the verify pass |
+| drafter | the small block model; shares the target's embedding table and output head |
+| anchor | the last committed token, not yet in the target's cache; slot 0 of a block |
+| block, width `W` | anchor + `W-1` drafted tokens = rows of one verify pass; `W = 1` is plain decoding |
+| context features | hidden states after the tapped target layers, concatenated: `[1, L, N*D]` |
+| tap | a target layer whose output is recorded |
+| candidates, path | top-K tokens per drafted position; one of each |
+| accepted `n` | drafted tokens that the target keeps (0..W-1); a cycle commits `n + 1` |
+| acceptance length τ | mean tokens committed per verify pass, bonus included, over cycles with W >= 2 |
+| rollback | dropping the rejected rows from the target's state |
+
+Letters for shapes: `L` length of this call, `S` context length, `W` width, `K` candidates, `D` hidden,
+`H` heads, `N` taps, `V` vocabulary, `R` selector rank.
+
+This module knows nothing of MLX: importing it is instant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+from dflash_mlx.errors import UserError
+
+FinishReason = Literal["stop", "length", "interrupted"]
+Method = Literal["dflash2", "dflash", "plain"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen: mlx-lm's options under mlx-lm's names, in its order.
+
+    Attributes:
+        temperature: 0 is greedy: the argmax after bias and penalties; the filters are ignored.
+        top_p: Nucleus mass in (0, 1]; 1 (or 0) is off.
+        min_p: Least probability relative to the most likely token, in [0, 1]; 0 is off.
+        top_k: Number of most likely tokens to keep; 0 is off.
+        repetition_penalty: Divides positive and multiplies negative logits of recent tokens; 1 is off.
+        presence_penalty: Subtracted once from the logit of each recent token; 0 is off.
+        frequency_penalty: Subtracted from the logit of a recent token per occurrence; 0 is off.
+        penalty_context: How many last tokens (prompt included) count as recent.
+        logit_bias: Added to the raw logits, by token id.
+        seed: Makes sampling repeatable; None draws a fresh seed.
+
+    Raises:
+        UserError: A value is outside its range.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    top_k: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    penalty_context: int = 20
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        ranges = {
+            "temperature": (0.0, float("inf")),
+            "top_p": (0.0, 1.0),
+            "min_p": (0.0, 1.0),
+            "top_k": (0, float("inf")),
+            "repetition_penalty": (0.0, float("inf")),
+            "presence_penalty": (-float("inf"), float("inf")),
+            "frequency_penalty": (-float("inf"), float("inf")),
+            "penalty_context": (1, float("inf")),
+        }
+        for name, (low, high) in ranges.items():
+            value = getattr(self, name)
+            # A NaN compares false with everything and so fails here too.
+            if not low <= value <= high or abs(value) == float("inf"):
+                raise UserError(f"`{name}` is {value}, outside [{low:g}, {high:g}]")
+        if self.repetition_penalty == 0:
+            raise UserError("`repetition_penalty` is 0", "1 turns the penalty off")
+        if self.seed is not None and not 0 <= self.seed < 2**64:
+            raise UserError(f"`seed` is {self.seed}, outside [0, 2**64)")
+
+    @property
+    def greedy(self) -> bool:
+        """True if no random number is ever drawn."""
+        return self.temperature == 0
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What really ran, measured. Field names are those of the `--json` line.
+
+    Attributes:
+        method: "plain" if no verify pass of width 2 or more was run.
+        width: The width asked for; cycles near `max_tokens` may be narrower.
+        prompt_tokens: Tokens of the prompt; `reused_tokens` of them were not computed again.
+        generated_tokens: First token + tokens of all cycles + plain steps.
+        cycles: Verify passes with width >= 2.
+        plain_steps: Pipelined one-row steps after the first token.
+        acceptance_length: τ, bonus token included, over `cycles`; None without any.
+        accepted_histogram: How many cycles kept n drafted tokens, index n.
+        prefill_seconds: Prompt pass without its last token.
+        first_token_seconds: From the start to the first token on the host.
+        decode_seconds: From the first token on, prefill excluded.
+        tokens_per_second: Tokens after the first one per `decode_seconds`; 0 if there are none.
+        plain_tokens_per_second: Measured in the same run; None if it was not measured.
+        dtype: Of the target's activations, with a note where the weights were changed at load.
+        blas: On a CPU, the library behind float32 products; None on a GPU.
+    """
+
+    method: Method
+    target: str
+    drafter: str | None
+    width: int | Literal["auto"]
+    prompt_tokens: int
+    reused_tokens: int
+    generated_tokens: int
+    cycles: int
+    plain_steps: int
+    acceptance_length: float | None
+    accepted_histogram: tuple[int, ...]
+    prefill_seconds: float
+    first_token_seconds: float
+    decode_seconds: float
+    tokens_per_second: float
+    plain_tokens_per_second: float | None
+    peak_memory_bytes: int
+    device: str
+    dtype: str
+    blas: str | None
+
+
+@dataclass(frozen=True)
+class Prefilled:
+    """The prompt is in the caches; `note` says in words what a user should know of it."""
+
+    prompt_tokens: int
+    reused_tokens: int
+    seconds: float
+    note: str | None
+
+
+@dataclass(frozen=True)
+class Block:
+    """Tokens committed by one verify pass, or by one plain step (`width` 1).
+
+    `text` is what became readable with these tokens: it may lag behind them (half a character, the
+    beginning of a stop string) and never has to be taken back.
+    """
+
+    tokens: tuple[int, ...]
+    text: str
+    width: int
+    accepted: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The last event of a generation that was not closed early."""
+
+    reason: FinishReason
+    stats: Stats
+
+
+Event = Prefilled | Block | Finished
