@@ -1,0 +1,107 @@
+"""A fast BLAS behind mlx on Linux CPUs, found and loaded inside the process.
+
+The Linux CPU wheels of mlx link a slow reference BLAS. A library opened with `RTLD_GLOBAL` before
+`mlx.core` puts its `cblas_*` symbols ahead of the slow ones; opened afterwards it does nothing, because
+the symbols are bound by then. Importing `dflash_mlx` calls `preload`. Standard library only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+
+# In order of preference: Fedora's threaded build has a name of its own. Names with `64` are left out:
+# their integers have 64 bits (ILP64), while mlx passes 32.
+SONAMES = ("libopenblasp.so.0", "libopenblas.so.0", "libopenblas.so")
+
+REFERENCE = "reference BLAS (mlx wheel)"
+INSTALL_HINT = "`apt-get install libopenblas0-pthread` makes float32 on this CPU many times faster"
+ORDER_HINT = "import dflash_mlx before mlx.core"
+
+_GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
+
+Opener = Callable[[str | None, int], ctypes.CDLL]
+
+
+@dataclass(frozen=True)
+class Blas:
+    """What multiplies float32 matrices on the CPU.
+
+    Attributes:
+        name: For the statistics, as in "OpenBLAS 0.3.21".
+        active: True if it is a fast one.
+        hint: How to get a fast one, or None.
+    """
+
+    name: str
+    active: bool
+    hint: str | None = None
+
+
+@cache
+def preload() -> Blas:
+    """Load a fast BLAS if this process can use one; later calls return the first one's result."""
+    return find(sys.platform, "mlx.core" in sys.modules, _cuda_is_used())
+
+
+def find(platform: str, mlx_is_loaded: bool, cuda_is_used: bool, open_library: Opener | None = None) -> Blas:
+    """`preload` with everything it asks of its surroundings as an argument.
+
+    Args:
+        platform: As `sys.platform`.
+        mlx_is_loaded: `mlx.core` has bound its symbols already.
+        cuda_is_used: mlx will compute on a GPU.
+        open_library: As `ctypes.CDLL`; None as the name stands for the process itself.
+    """
+    if platform == "darwin":
+        return Blas("Accelerate", active=True)
+    if platform != "linux" or cuda_is_used:
+        return Blas("not needed (GPU)" if cuda_is_used else "unknown", active=False)
+    open_library = open_library or ctypes.CDLL
+    # Somebody else may have done it (a preloaded library, an mlx that was built against OpenBLAS).
+    present = _version(open_library, None)
+    if present:
+        return Blas(present, active=True)
+    for soname in SONAMES:
+        version = _version(open_library, soname)
+        if version is None:
+            continue
+        if mlx_is_loaded:
+            return Blas(REFERENCE, active=False, hint=ORDER_HINT)
+        open_library(soname, ctypes.RTLD_GLOBAL)
+        return Blas(version, active=True)
+    return Blas(REFERENCE, active=False, hint=INSTALL_HINT)
+
+
+def _version(open_library: Opener, soname: str | None) -> str | None:
+    """`OpenBLAS x.y.z` if the library can be opened and mlx could use it."""
+    try:
+        # Locally: a look changes nothing.
+        library = open_library(soname, ctypes.RTLD_LOCAL)
+        get_config = library.openblas_get_config
+        _ = library.cblas_sgemm
+    except (OSError, AttributeError):
+        return None
+    get_config.restype = ctypes.c_char_p
+    words = (get_config() or b"").decode(errors="replace").split()
+    if "USE64BITINT" in words:
+        return None
+    return " ".join(words[:2]) or "OpenBLAS"
+
+
+def _cuda_is_used() -> bool:
+    """True if a CUDA build of mlx and a device for it are there; without importing mlx."""
+    if not any(os.path.exists(device) for device in _GPU_DEVICES):
+        return False
+    spec = find_spec("mlx")
+    folders = (spec.submodule_search_locations or []) if spec else []
+    return any(
+        entry.startswith("mlx_cuda") and entry.endswith(".dist-info")
+        for folder in folders
+        for entry in os.listdir(os.path.dirname(folder))
+    )
