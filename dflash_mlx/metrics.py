@@ -1,0 +1,109 @@
+"""Events to measured statistics, and the line that programs read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dflash_mlx.types import Block, Finished, FinishReason, Stats
+
+if TYPE_CHECKING:
+    from dflash_mlx.load import Pair
+
+JSON_VERSION = 1
+
+
+@dataclass
+class Recorder:
+    """Counts and times one generation.
+
+    Args:
+        clock: Seconds, monotonic.
+        width: The width asked for.
+        prompt_tokens: Length of the prompt.
+        reused_tokens: Of which these were in the caches already.
+    """
+
+    clock: Callable[[], float]
+    width: int
+    prompt_tokens: int
+    reused_tokens: int = 0
+    prefill_seconds: float = 0.0
+    first_token_seconds: float = 0.0
+    generated: int = 0
+    plain_steps: int = 0
+    histogram: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._started = self._last = self._first = self.clock()
+        self.histogram = [0] * self.width
+
+    def prefilled(self) -> float:
+        """Seconds of the prompt pass."""
+        self.prefill_seconds = self._lap()
+        return self.prefill_seconds
+
+    def block(self, tokens: Sequence[int], text: str, width: int, accepted: int) -> Block:
+        """The event of one cycle or plain step whose tokens are on the host now."""
+        seconds = self._lap()
+        if not self.generated:
+            self._first = self._last
+            self.first_token_seconds = self._first - self._started
+        elif width == 1:
+            self.plain_steps += 1
+        if width > 1:
+            self.histogram[accepted] += 1
+        self.generated += len(tokens)
+        return Block(tuple(tokens), text, width, accepted, seconds)
+
+    def finish(self, reason: FinishReason, pair: Pair, peak_memory_bytes: int) -> Finished:
+        """The last event."""
+        cycles = sum(self.histogram)
+        committed = sum(count * (n + 1) for n, count in enumerate(self.histogram))
+        seconds = self._last - self._first
+        stats = Stats(
+            method=pair.method if cycles else "plain",
+            target=pair.target_name,
+            drafter=pair.drafter_name,
+            width=self.width,
+            prompt_tokens=self.prompt_tokens,
+            reused_tokens=self.reused_tokens,
+            generated_tokens=self.generated,
+            cycles=cycles,
+            plain_steps=self.plain_steps,
+            acceptance_length=committed / cycles if cycles else None,
+            accepted_histogram=tuple(self.histogram),
+            prefill_seconds=self.prefill_seconds,
+            first_token_seconds=self.first_token_seconds,
+            decode_seconds=seconds,
+            tokens_per_second=(self.generated - 1) / seconds if self.generated > 1 and seconds > 0 else 0.0,
+            plain_tokens_per_second=None,
+            peak_memory_bytes=peak_memory_bytes,
+            device=pair.device,
+            dtype=pair.dtype,
+            blas=pair.blas,
+        )
+        return Finished(reason, stats)
+
+    def _lap(self) -> float:
+        now = self.clock()
+        seconds, self._last = now - self._last, now
+        return seconds
+
+
+def json_line(text: str, tokens: Sequence[int], finished: Finished) -> dict[str, Any]:
+    """What `generate --json` prints: one object, described in the README.
+
+    Args:
+        text: All text, joined.
+        tokens: All generated ids, a stop token included.
+        finished: The last event.
+    """
+    return {
+        "version": JSON_VERSION,
+        "text": text,
+        "tokens": list(tokens),
+        "finish_reason": finished.reason,
+        "stats": asdict(finished.stats),
+    }
