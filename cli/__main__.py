@@ -1,0 +1,5 @@
+"""`python -m dflash_mlx.cli`."""
+
+from .app import main
+
+main()

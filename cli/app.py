@@ -1,0 +1,93 @@
+"""The program: its commands and the boundary where exceptions become sentences and exit codes.
+
+Exit codes: 0; 1 for errors, and for a reader of stdout that went away; 2 for wrong usage; 130 for Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+import dflash_mlx
+from dflash_mlx.errors import UserError
+
+from . import console, generate, options
+from .layout import GroupedCommand
+
+NAME = "dflash-mlx"
+
+
+class Boundary(TyperGroup):
+    """Turns what a command raises into a message; usage errors stay with Typer."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that the arguments name."""
+        try:
+            return super().invoke(ctx)
+        except (typer.Exit, typer.Abort, typer.TyperException, BrokenPipeError):
+            raise
+        except UserError as problem:
+            if _debug(ctx):
+                console.traceback()
+            console.error(problem.message, problem.hint)
+        except Exception as problem:  # noqa: BLE001 (the boundary: nobody is left to hand it to)
+            if _debug(ctx):
+                console.traceback()
+            reason = " ".join(str(problem).split())
+            console.error(f"{type(problem).__name__}: {reason}", None if _debug(ctx) else _BUG)
+        raise typer.Exit(1)
+
+
+_BUG = "this is a mistake of dflash-mlx; `--debug` shows where it happened"
+
+
+def _debug(ctx: Any) -> bool:
+    return bool(ctx.meta.get(options.DEBUG))
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        console.write(f"{NAME} {dflash_mlx.__version__}\n")
+        raise typer.Exit
+
+
+app = typer.Typer(
+    name=NAME,
+    cls=Boundary,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    # Typer's boxes cut option names in narrow terminals.
+    rich_markup_mode=None,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "terminal_width": min(shutil.get_terminal_size().columns, 100),
+    },
+)
+
+
+@app.callback(epilog=generate.EXAMPLE)
+def root(
+    debug: options.Debug = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Large language models on MLX, several tokens per pass: a drafter proposes, the target decides."""
+
+
+app.command("generate", cls=GroupedCommand, epilog=generate.EXAMPLE)(generate.generate)
+
+
+def main() -> None:
+    """Run the program; ends in `SystemExit`."""
+    console.replace_unencodable()
+    try:
+        app(prog_name=NAME)
+    finally:
+        if not console.flush_or_forget():
+            sys.exit(1)

@@ -1,0 +1,102 @@
+"""Everything that is printed. Data goes to stdout, all else to stderr; colour only on a terminal."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from dflash_mlx.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def write(text: str) -> None:
+    """Data, to stdout, at once.
+
+    Raises:
+        BrokenPipeError: The reader is gone.
+        UserError: There is no stdout, or its device takes no more.
+    """
+    if sys.stdout is None:
+        raise UserError("standard output is closed", "redirect it to a file or to `/dev/null`")
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as problem:
+        raise UserError(f"standard output cannot be written: {problem.strerror}") from problem
+
+
+def note(text: str) -> None:
+    """A line about the work, to stderr."""
+    _stderr().print(text, style="dim")
+
+
+def error(message: str, hint: str | None = None) -> None:
+    """What went wrong, and what to do about it."""
+    from rich.text import Text
+
+    console = _stderr()
+    console.print(Text.assemble(("error:", "bold red"), f" {message}"))
+    if hint:
+        console.print(Text.assemble(("hint:", "cyan"), f" {hint}"))
+
+
+def traceback() -> None:
+    """The exception that is being handled, to stderr."""
+    from traceback import format_exc
+
+    _stderr().print(format_exc(), end="")
+
+
+@contextmanager
+def working(text: str) -> Iterator[None]:
+    """Say on a terminal that something is going on; elsewhere say nothing."""
+    console = _stderr()
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(text, spinner="dots"):
+        yield
+
+
+def replace_unencodable() -> None:
+    """A terminal that cannot show a character shows `?`; it is no reason to stop."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def flush_or_forget() -> bool:
+    """Write out what stdout still holds; False, and stdout is forgotten, if its reader is gone.
+
+    Otherwise the interpreter tries again when it shuts down, and complains.
+    """
+    if sys.stdout is None:
+        return True
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return False
+    except OSError:
+        return False
+    return True
+
+
+def _stderr() -> Console:
+    """A console for one message: rich takes 50 ms to import, and tests exchange `sys.stderr`."""
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    if console.no_color:
+        # Not only without colours: without any escape sequence.
+        return Console(
+            stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True, color_system=None
+        )
+    return console

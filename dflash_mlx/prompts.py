@@ -1,0 +1,74 @@
+"""Text and messages → token ids. Knows tokenizers; knows no model and no tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from dflash_mlx.errors import UserError
+
+if TYPE_CHECKING:
+    from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+EMPTY_HINT = "give it some text to answer"
+
+
+def encode_chat(tokenizer: TokenizerWrapper, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    """Token ids of a conversation, up to where the assistant's answer begins.
+
+    The model's own chat template writes every special token, the first one included; none is added.
+
+    Args:
+        tokenizer: Of the target.
+        messages: `role` and `content`, oldest first.
+
+    Raises:
+        UserError: The last message is empty, the model has no chat template, or the template refuses.
+    """
+    from jinja2 import TemplateError
+
+    if not messages or not messages[-1]["content"].strip():
+        raise UserError("the prompt is empty", EMPTY_HINT)
+    for message in messages:
+        _check_text(message["content"])
+    if not tokenizer.has_chat_template:
+        raise UserError("this model has no chat template", "`--raw` continues the prompt as plain text")
+    try:
+        ids = tokenizer.apply_chat_template(
+            [dict(message) for message in messages], tokenize=True, add_generation_prompt=True
+        )
+    # What a template can raise: its own refusals, and what Python says to the operations written in it.
+    except (TemplateError, TypeError, ValueError, LookupError) as problem:
+        reason = " ".join(str(problem).split()) or type(problem).__name__
+        raise UserError(
+            f"the chat template of this model refuses the conversation: {reason}",
+            "try it without a system message, or with `--raw`",
+        ) from problem
+    return _checked(ids)
+
+
+def encode_raw(tokenizer: TokenizerWrapper, text: str) -> list[int]:
+    """Token ids of plain text, by mlx-lm's rule: special tokens are added unless the text has them.
+
+    Raises:
+        UserError: The text is empty.
+    """
+    if not text:
+        raise UserError("the prompt is empty", EMPTY_HINT)
+    _check_text(text)
+    has_bos = tokenizer.bos_token is not None and text.startswith(tokenizer.bos_token)
+    return _checked(tokenizer.encode(text, add_special_tokens=not has_bos))
+
+
+def _check_text(text: str) -> None:
+    """A command line can hold bytes that are no text; Python hands them on as lone surrogates."""
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise UserError(
+            "the prompt is not valid UTF-8 text", "check the encoding of the terminal or the file"
+        )
+
+
+def _checked(ids: Sequence[int]) -> list[int]:
+    if not ids:
+        raise UserError("the prompt has no tokens", EMPTY_HINT)
+    return [int(token) for token in ids]
