@@ -102,8 +102,9 @@ class Sampler:
         Raises:
             ValueError: The history is missing, or `drafted` does not fit the rows.
         """
+        nothing = mx.zeros((0,), mx.int32)
         for bias in self._bias:
-            logits = bias(None, logits[0])[None]  # the same for every row: one call
+            logits = bias(nothing, logits[0])[None]  # the same for every row: one call
         if not self._penalties:
             return logits
         rows = logits.shape[1]
