@@ -1,0 +1,63 @@
+"""Drafters: finding the class of an architecture, and reading a checkpoint folder.
+
+Importing this package imports no MLX; `load_drafter` does.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dflash_mlx.config import ARCHITECTURES, DrafterConfig, load_config
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+    from dflash_mlx.drafters.dflash import DFlashDrafter
+
+__all__ = ["ARCHITECTURES", "build_drafter", "drafter_class", "load_drafter"]
+
+
+def drafter_class(config: DrafterConfig) -> type[DFlashDrafter]:
+    """The class that runs this architecture, imported now."""
+    entry = ARCHITECTURES[config.architecture]
+    found: type[DFlashDrafter] = vars(import_module(entry.module))[entry.class_name]
+    return found
+
+
+def load_drafter(path: str | Path, *, dtype: mx.Dtype | None = None) -> DFlashDrafter:
+    """Load a drafter from a local checkpoint folder, original or quantized with MLX.
+
+    Args:
+        path: Folder with config.json and safetensors, single or sharded.
+        dtype: Of the activations and of what is not quantized: bfloat16 or float32. None takes what is
+            fastest and safe on this device (`precision.compute_dtype`).
+
+    Raises:
+        UserError: The folder is no drafter or is damaged, a tensor is missing, extra or wrongly shaped, or
+            `dtype` is float16.
+
+    Example:
+        >>> drafter = load_drafter("checkpoints/Qwen3.8-27B-DFlash2")  # doctest: +SKIP
+    """
+    return build_drafter(path, load_config(path), dtype=dtype)
+
+
+def build_drafter(
+    path: str | Path, config: DrafterConfig, *, dtype: mx.Dtype | None = None, lazy: bool = False
+) -> DFlashDrafter:
+    """`load_drafter` for a config that was read before, as `config.for_target(...)` completed it.
+
+    Args:
+        path: The folder that `config` is from.
+        config: With its vocabulary known, for the second generation.
+        dtype: See `load_drafter`.
+        lazy: Leave the weights on disk until they are used.
+
+    Raises:
+        UserError: See `load_drafter`.
+    """
+    from dflash_mlx.drafters.loading import load
+
+    return load(Path(path), config, dtype, lazy=lazy)

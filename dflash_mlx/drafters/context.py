@@ -1,0 +1,196 @@
+"""The drafter's cached context: keys and values of the committed tokens, in time order.
+
+| | rows kept | a snapshot |
+| --- | --- | --- |
+| full layer | all | the length: valid while the rows before it are unchanged |
+| sliding layer | the last `window` = `sliding_window - 1`, and some slack before them | a copy of the window |
+
+A block's own keys and values are written behind the context and cut off again, so drafting copies no
+context. mlx-lm's `RotatingKVCache` would not do: after a one-row update its rows are in ring order.
+Nothing here reads an array on the host.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import KVCache
+
+Pair = tuple[mx.array, mx.array]  # keys, values: [1, H, rows, head_dim]
+
+
+class LayerContext:
+    """One layer's rows.
+
+    Args:
+        window: How many last rows a block can see; None for all of them.
+    """
+
+    def __init__(self, window: int | None) -> None:
+        self.window = window
+        self._cache: Any = KVCache()  # untyped: `keys` and `values` are None until the first update
+
+    @property
+    def rows(self) -> int:
+        """Rows that a block can see now."""
+        rows: int = self._cache.offset
+        return rows if self.window is None else min(rows, self.window)
+
+    def append(self, keys: mx.array, values: mx.array) -> None:
+        """Add rows that stay; of a chunk longer than the window only its end."""
+        if self.window is not None and keys.shape[2] >= self.window:
+            self.clear()
+            keys, values = keys[..., -self.window :, :], values[..., -self.window :, :]
+        self._make_room(keys.shape[2])
+        self._cache.update_and_fetch(keys, values)
+
+    def with_block(self, keys: mx.array, values: mx.array) -> Pair:
+        """The rows a block can see, followed by the block's own, which do not stay.
+
+        Returns:
+            Keys and values `[1, H, rows + W, head_dim]`.
+        """
+        width = keys.shape[2]
+        self._make_room(width)
+        keys, values = self._cache.update_and_fetch(keys, values)
+        self._cache.trim(width)
+        first = self._cache.offset - self.rows
+        return keys[..., first:, :], values[..., first:, :]
+
+    def _make_room(self, rows: int) -> None:
+        """Forget rows beyond the window rather than let the buffer grow: a copy every 256 rows or so."""
+        if self.window is None or self._cache.offset <= self.window:
+            return
+        if self._cache.offset + rows > self._cache.keys.shape[2]:
+            first, end = self._cache.offset - self.window, self._cache.offset
+            keys, values = self._cache.keys[..., first:end, :], self._cache.values[..., first:end, :]
+            self._cache.state = (keys, values, self.window)
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self._cache = KVCache()
+
+    def truncate(self, length: int) -> None:
+        """Back (or forward again, over unchanged rows) to `length` rows of a full layer."""
+        self._cache.state = (self._cache.keys, self._cache.values, length)
+
+    def visible(self) -> list[mx.array]:
+        """Keys and values that a block can see, views; empty without rows. Do not hold them."""
+        first, end = self._cache.offset - self.rows, self._cache.offset
+        return [array[..., first:end, :] for array in self.arrays()] if self.rows else []
+
+    def copy(self) -> Pair | None:
+        """The visible rows in arrays of their own; None without rows."""
+        if not self.rows:
+            return None
+        keys, values = self.visible()
+        copied = mx.contiguous(keys), mx.contiguous(values)
+        # Started now: a pending copy would hold the buffer, and the next update would have to copy it whole.
+        mx.async_eval(*copied)
+        return copied
+
+    def replace(self, pair: Pair | None) -> None:
+        """Take over what `copy` gave out; the arrays themselves are never written to."""
+        self.clear()
+        if pair is not None:
+            # The buffer is full, so the next update allocates another one.
+            self._cache.state = (*pair, pair[0].shape[2])
+
+    def arrays(self) -> list[mx.array]:
+        """The buffers, slack included."""
+        return [] if self._cache.keys is None else [self._cache.keys, self._cache.values]
+
+
+@dataclass(eq=False)
+class ContextSnapshot:
+    """What `DrafterContext.snapshot` gave out; `stale` once rows before `length` were overwritten."""
+
+    length: int
+    windows: list[Pair | None]
+    stale: bool = False
+
+
+class DrafterContext:
+    """The context of one sequence; `length` counts all its tokens, kept or not.
+
+    Args:
+        windows: Per layer, how many last rows a block can see; None for all of them.
+    """
+
+    def __init__(self, windows: list[int | None]) -> None:
+        self.length = 0
+        self.layers = [LayerContext(window) for window in windows]
+        self._sliding = all(window is not None for window in windows)
+        self._snapshots: weakref.WeakSet[ContextSnapshot] = weakref.WeakSet()
+
+    def snapshot(self) -> ContextSnapshot:
+        """Keep what is needed to come back to this length."""
+        windows = [None if layer.window is None else layer.copy() for layer in self.layers]
+        snapshot = ContextSnapshot(self.length, windows)
+        self._snapshots.add(snapshot)
+        return snapshot
+
+    def restore(self, snapshot: ContextSnapshot) -> None:
+        """Go back to a snapshot of this context, as often as wanted.
+
+        Raises:
+            ValueError: It is of another context, or rows of a full layer before its length were overwritten
+                since (after going back to a shorter one).
+        """
+        if snapshot not in self._snapshots or snapshot.stale:
+            raise ValueError(
+                f"the snapshot of length {snapshot.length} is not of this context or was overwritten"
+            )
+        for layer, window in zip(self.layers, snapshot.windows, strict=True):
+            if layer.window is None:
+                layer.truncate(snapshot.length)
+            else:
+                layer.replace(window)
+        self.length = snapshot.length
+
+    def skip(self, rows: int) -> None:
+        """Move on by `rows` tokens that no later draft can see: at least a window's rows must follow.
+
+        Raises:
+            ValueError: `rows` is negative, or a layer sees the whole context.
+        """
+        if rows < 0 or not self._sliding:
+            raise ValueError(f"cannot skip {rows} rows: only with sliding layers alone, and forward")
+        if rows:
+            for layer in self.layers:
+                layer.clear()  # they are further away than the skipped ones
+            self.length += rows
+
+    def advance(self, rows: int) -> None:
+        """Count `rows` tokens whose keys and values every layer has just got."""
+        self.before_write()
+        self.length += rows
+
+    def before_write(self) -> None:
+        """Note that rows from `length` on are overwritten now."""
+        if not self._sliding:  # a sliding layer's snapshot is a copy
+            for snapshot in self._snapshots:
+                snapshot.stale |= snapshot.length > self.length
+
+    def check_complete(self) -> None:
+        """Before a draft.
+
+        Raises:
+            ValueError: Too few rows followed a `skip`.
+        """
+        for layer in self.layers:
+            wanted = self.length if layer.window is None else min(self.length, layer.window)
+            if layer.rows != wanted:
+                raise ValueError(f"the context has {layer.rows} rows of the {wanted} that a draft sees")
+
+    def arrays(self) -> list[mx.array]:
+        """The buffers, for evaluation and for counting bytes."""
+        return [array for layer in self.layers for array in layer.arrays()]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffers, slack included."""
+        return sum(array.nbytes for array in self.arrays())

@@ -1,0 +1,164 @@
+"""DFlash 2: convolutions around every sublayer, and a path selector over the top candidates.
+
+The selector scores a step from one candidate to the next with a low-rank table:
+`score(p -> c) = logit(c) + <A[p] * (P h_t), B[c]>`, in float32. All `K x K` steps between neighbouring
+positions are computed at once; following the path then is one tiny gather per position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from dflash_mlx.config import DrafterConfig
+from dflash_mlx.drafters.base import Proposal
+from dflash_mlx.drafters.dflash import DFlashDrafter
+from dflash_mlx.drafters.layers import ConvDraftLayer
+from dflash_mlx.errors import UserError
+
+# Above this vocabulary, candidates are looked for in the best slices of SLICE logits only: a sort of the
+# whole row is what argpartition costs on a GPU.
+SLICE = 128
+MIN_SLICES = 64
+
+
+def top_candidates(logits: mx.array, k: int) -> mx.array:
+    """Ids of the k largest logits of each row, in no order.
+
+    Args:
+        logits: `[G, V]`.
+        k: At most V.
+
+    Returns:
+        `[G, k]` int32. Exact: at most k slices can hold one of the k largest, those with the largest maxima.
+    """
+    rows, vocabulary = logits.shape
+    slices = -(-vocabulary // SLICE)
+    if k >= vocabulary:
+        return mx.broadcast_to(mx.arange(vocabulary), (rows, vocabulary)).astype(mx.int32)
+    if slices < max(MIN_SLICES, 2 * k):
+        return mx.argpartition(-logits, k - 1, axis=-1)[:, :k].astype(mx.int32)
+    padded = mx.pad(logits, [(0, 0), (0, slices * SLICE - vocabulary)], constant_values=-mx.inf)
+    padded = padded.reshape(rows, slices, SLICE)
+    best = mx.argpartition(-padded.max(axis=-1), k - 1, axis=-1)[:, :k]  # [G, k] slices
+    inside = mx.take_along_axis(padded, best[:, :, None], axis=1).reshape(rows, k * SLICE)
+    place = mx.argpartition(-inside, k - 1, axis=-1)[:, :k]
+    return (mx.take_along_axis(best, place // SLICE, axis=-1) * SLICE + place % SLICE).astype(mx.int32)
+
+
+@dataclass(frozen=True)
+class Lattice:
+    """All steps between the candidates of neighbouring positions, float32.
+
+    Attributes:
+        ids: `[G, K]` int32, the candidates of each drafted position.
+        first: `[K]`, scores of the steps from the anchor.
+        steps: `[G-1, K, K]`, from each candidate of a position (axis 1) to each of the next one (axis 2).
+    """
+
+    ids: mx.array
+    first: mx.array
+    steps: mx.array
+
+    def greedy(self) -> mx.array:
+        """Places `[G]` on the path that takes the best step at every position."""
+        return self._follow(mx.argmax(self.first, keepdims=True), mx.argmax(self.steps, axis=-1))
+
+    def sample(self, temperature: float, key: mx.array | None) -> tuple[mx.array, mx.array]:
+        """A path drawn step by step from `q = softmax(score / temperature)`.
+
+        Returns:
+            Places `[G]`, and the rows of q that they were drawn from, `[G, K]`.
+        """
+        first, steps = self.first[None] / temperature, self.steps / temperature
+        keys: tuple[mx.array | None, mx.array | None] = (None, None)
+        if key is not None:
+            halves = mx.random.split(key)
+            keys = halves[0], halves[1]
+        # One draw for every candidate that the path could come from; it comes from one of them, and the
+        # draws are independent of each other, so this is the same as drawing along the path.
+        starts = mx.random.categorical(first, key=keys[0])  # [1]
+        draws = mx.random.categorical(steps, key=keys[1])  # [G-1, K]
+        places = self._follow(starts, draws)
+        taken = mx.take_along_axis(steps, places[:-1, None, None], axis=1)[:, 0]  # [G-1, K]
+        return places, mx.softmax(mx.concatenate([first, taken]), axis=-1, precise=True)
+
+    def _follow(self, start: mx.array, successors: mx.array) -> mx.array:
+        """`start [1]`, then `successors[t, place]` for each t: `[G]`."""
+        places = [start]
+        for following in successors:
+            places.append(following[places[-1]])
+        return mx.concatenate(places)
+
+
+class CandidateSelector(nn.Module):
+    """The tables A, B and the projection P."""
+
+    def __init__(self, hidden_size: int, vocab_size: int, rank: int, top_k: int) -> None:
+        super().__init__()
+        self.top_k = top_k
+        self.predecessor_codebook = nn.Embedding(vocab_size, rank)
+        self.successor_codebook = nn.Embedding(vocab_size, rank)
+        self.hidden_projection = nn.Linear(hidden_size, rank, bias=False)
+
+    def lattice(self, hidden: mx.array, logits: mx.array, anchor: mx.array) -> Lattice:
+        """Score every step.
+
+        Args:
+            hidden: `[1, G, D]` of the drafted positions.
+            logits: `[1, G, V]` float32.
+            anchor: `[1]` or `[1, 1]`, the token before them.
+        """
+        ids = top_candidates(logits[0], self.top_k)  # [G, K]
+        unary = mx.take_along_axis(logits[0], ids, axis=-1)
+        context = self.hidden_projection(hidden)[0].astype(mx.float32)  # [G, R]
+        successors = self.successor_codebook(ids).astype(mx.float32) * context[:, None]  # [G, K, R]
+        start = self.predecessor_codebook(anchor.reshape(1)).astype(mx.float32)  # [1, R]
+        predecessors = self.predecessor_codebook(ids[:-1]).astype(mx.float32)  # [G-1, K, R]
+        first = unary[0] + (start @ successors[0].T)[0]
+        steps = unary[1:, None] + predecessors @ successors[1:].swapaxes(1, 2)
+        return Lattice(ids, first, steps)
+
+
+class DFlash2Drafter(DFlashDrafter):
+    """A second-generation drafter; holds no sequence."""
+
+    layer_class = ConvDraftLayer
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__(config)
+        if config.vocab_size is None:
+            raise UserError("`vocab_size` is missing in config.json", "it is the target's vocabulary")
+        self.candidate_selector = CandidateSelector(
+            config.hidden_size, config.vocab_size, config.selector_rank, config.selector_top_k
+        )
+
+    @classmethod
+    def parameter_name(cls, name: str) -> str:
+        """One tensor's name in this module: originals store the codebooks without `.weight`."""
+        return name + ".weight" if name.endswith("_codebook") else super().parameter_name(name)
+
+    def propose(
+        self, hidden: mx.array, logits: mx.array, anchor: mx.array, temperature: float, key: mx.array | None
+    ) -> Proposal:
+        """Choose a path with the selector: greedy, or drawn with the rows of q that it was drawn from."""
+        lattice = self.candidate_selector.lattice(hidden, logits, anchor)
+        if temperature == 0:
+            return Proposal(self._tokens(lattice, lattice.greedy()), None, None)
+        places, q = lattice.sample(temperature, key)
+        return Proposal(self._tokens(lattice, places), lattice.ids[None], q[None])
+
+    def choice_stages(
+        self, hidden: mx.array, logits: mx.array, anchor: mx.array
+    ) -> Iterator[tuple[str, mx.array]]:
+        """The selector's scores."""
+        lattice = self.candidate_selector.lattice(hidden, logits, anchor)
+        yield "the selector", lattice.first
+        yield "the selector", lattice.steps
+
+    @staticmethod
+    def _tokens(lattice: Lattice, places: mx.array) -> mx.array:
+        return mx.take_along_axis(lattice.ids, places[:, None], axis=-1).reshape(1, -1)
