@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperOption
 
 # Narrower than this, the text of an option goes below its name.
 _TWO_COLUMNS = 60
@@ -19,7 +19,7 @@ class GroupedCommand(TyperCommand):
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record:
-                panel = getattr(parameter, "rich_help_panel", None) or "Options"
+                panel = (isinstance(parameter, TyperOption) and parameter.rich_help_panel) or "Options"
                 groups.setdefault(panel, []).append(record)
         for panel, rows in groups.items():
             with formatter.section(panel):

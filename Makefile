@@ -1,0 +1,71 @@
+# Needs make, a POSIX shell and one Python from 3.11 to 3.13 with its venv module; installs the rest itself.
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# More arguments for pytest, as in `make test ARGS="-k cli -x"`.
+ARGS ?=
+WHEEL_CHECK := build/wheel-check
+
+FITS := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
+	if $$p -c '$(FITS)' >/dev/null 2>&1; then echo $$p; break; fi; done)
+
+.DEFAULT_GOAL := help
+.PHONY: help env test test-slow lint types wheel-check constraints clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+
+env: $(STAMP) ## make .venv with everything at the tested versions
+
+$(STAMP): pyproject.toml constraints.txt
+	@if [ -z "$(PYTHON)" ]; then \
+		echo "error: no Python from 3.11 to 3.13 with venv and pip was found" >&2; \
+		echo "hint: install one (on Debian and Ubuntu python3-venv too), or name it: make PYTHON=/path/to/python3.12" >&2; \
+		exit 1; fi
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable . --group dev
+	@touch $@
+
+test: $(STAMP) ## run the tests, the slow ones left out
+	$(BIN)/python -m pytest $(ARGS)
+
+test-slow: $(STAMP) ## run the slow tests
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+lint: $(STAMP) ## ruff: rules and layout
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP) ## mypy --strict
+	$(BIN)/mypy
+
+# The wheel is made from the source archive, and tried in an environment and a folder of its own: at the root
+# of the repository the local dflash_mlx/ would hide the installed one.
+wheel-check: $(STAMP) ## build the wheel and run it from an empty environment
+	rm -rf dist $(WHEEL_CHECK)
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m venv $(WHEEL_CHECK)/venv
+	mkdir $(WHEEL_CHECK)/elsewhere
+	$(WHEEL_CHECK)/venv/bin/python -m pip install --quiet --constraint constraints.txt --upgrade pip
+	$(WHEEL_CHECK)/venv/bin/python -m pip install --quiet --constraint constraints.txt dist/*.whl
+	cd $(WHEEL_CHECK)/elsewhere && ../venv/bin/dflash-mlx --help
+	cd $(WHEEL_CHECK)/elsewhere && ../venv/bin/python -I -c "import pkgutil, dflash_mlx; \
+		[__import__(m.name) for m in pkgutil.walk_packages(dflash_mlx.__path__, 'dflash_mlx.') \
+		if not m.name.endswith('__main__')]"
+	cd $(WHEEL_CHECK)/elsewhere && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml \
+		--python-executable ../venv/bin/python -p dflash_mlx
+
+# With the oldest Python, whose packages are a superset of the others'. Not on setuptools: pip brings its own.
+constraints: ## renew constraints.txt with the newest versions that pyproject.toml admits
+	python3.11 -m venv --clear build/constraints
+	build/constraints/bin/python -m pip install --quiet --upgrade pip
+	build/constraints/bin/python -m pip install --quiet --editable . --group dev
+	{ echo "# The versions that are tested. Made by \`make constraints\` on Linux; do not edit."; \
+	build/constraints/bin/python -m pip freeze --all --exclude-editable | grep -v '^setuptools=='; } > constraints.txt
+
+clean: ## remove all that was made here, .venv too
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
