@@ -16,7 +16,7 @@ from dflash_mlx.sampling import Keys, Sampler
 
 if TYPE_CHECKING:
     from dflash_mlx.drafters.base import Context
-    from dflash_mlx.load import Pair
+    from dflash_mlx.pair import Pair
     from dflash_mlx.targets.base import TargetState
     from dflash_mlx.types import SamplingParams
 

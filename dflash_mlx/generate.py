@@ -18,7 +18,7 @@ from dflash_mlx.stream import Ending, TextStream
 from dflash_mlx.types import Event, FinishReason, Prefilled, SamplingParams
 
 if TYPE_CHECKING:
-    from dflash_mlx.load import Pair
+    from dflash_mlx.pair import Pair
 
 PREFILL_STEP = 2048  # mlx-lm's
 CLEAR_CACHE_TOKENS = 256  # mlx-lm's rhythm: keeps MLX's buffer cache from growing with the reply
@@ -70,10 +70,11 @@ def stream_generate(
     line = Line(pair)
     decoder = Decoder(pair, line, sampling)
     note = None
-    if max_tokens > room:
-        note = f"at most {room} tokens fit into the context of {pair.context_length}"
+    if room is not None and max_tokens > room:
+        note = f"only {room} more tokens fit into the model's context of {pair.context_length}"
+        max_tokens = room
     text = TextStream(pair.tokenizer.detokenizer, stop)
-    ending = Ending(pair.stop_ids, text, min(max_tokens, room))
+    ending = Ending(pair.stop_ids, text, max_tokens)
 
     def events() -> Iterator[Event]:
         recorder = Recorder(time.perf_counter, width, len(prompt))

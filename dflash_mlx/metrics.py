@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dflash_mlx.types import Block, Finished, FinishReason, Stats
 
 if TYPE_CHECKING:
-    from dflash_mlx.load import Pair
+    from dflash_mlx.pair import Pair
 
 JSON_VERSION = 1
 

@@ -9,7 +9,7 @@ import mlx.core as mx
 
 if TYPE_CHECKING:
     from dflash_mlx.decode import Line
-    from dflash_mlx.load import Pair
+    from dflash_mlx.pair import Pair
 
 
 def prefill(

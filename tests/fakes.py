@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from dflash_mlx.drafters.base import Proposal
-from dflash_mlx.load import Pair
+from dflash_mlx.pair import Pair
 from dflash_mlx.targets.model import ModelTarget
 
 

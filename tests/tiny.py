@@ -10,6 +10,9 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.utils import _get_classes
 
+from dflash_mlx.config import parse_config
+from dflash_mlx.drafters import drafter_class
+from dflash_mlx.drafters.dflash import DFlashDrafter
 from dflash_mlx.targets import build_target
 from dflash_mlx.targets.model import ModelTarget
 
@@ -147,3 +150,38 @@ def build_model(model_type: str, seed: int = 0, **overrides: Any) -> nn.Module:
 def build(model_type: str, seed: int = 0, **overrides: Any) -> ModelTarget:
     """`build_model` as a target."""
     return build_target(build_model(model_type, seed, **overrides), model_type)
+
+
+def drafter_config(generation: int, *, num_target_layers: int = 4, **overrides: Any) -> dict[str, Any]:
+    """A drafter's config.json of toy size, for the targets above."""
+    config: dict[str, Any] = {
+        "architectures": [{1: "DFlashDraftModel", 2: "DFlash2DraftModel"}[generation]],
+        "hidden_size": HIDDEN, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 8, "vocab_size": VOCAB, "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0, "num_target_layers": num_target_layers, "block_size": 8,
+        "dflash_config": {"mask_token_id": VOCAB - 1, "target_layer_ids": [0, 1, 3]},
+    }  # fmt: skip
+    if generation == 2:
+        config["dflash_config"] |= {
+            "conv_kernel_size": 2, "conv_group_size": 8, "selector_rank": 8, "selector_top_k": 8,
+        }  # fmt: skip
+    layer_ids = overrides.pop("target_layer_ids", None)
+    if layer_ids:
+        config["dflash_config"]["target_layer_ids"] = layer_ids
+    return {**config, **overrides}
+
+
+def build_drafter(generation: int, seed: int = 0, **overrides: Any) -> DFlashDrafter:
+    """A random drafter for the targets above, float32."""
+    config = parse_config(drafter_config(generation, **overrides))
+    mx.random.seed(seed)
+    drafter = drafter_class(config)(config)
+    weights = []
+    for name, value in tree_flatten(drafter.parameters()):
+        scale = 0.3 if "conv" in name or "selector" in name else 1.0
+        random = mx.random.normal(value.shape) * (scale / value.shape[-1] ** 0.5)
+        weights.append((name, 1 + 0.1 * random if value.ndim == 1 else random))
+    drafter.update(tree_unflatten(weights))
+    drafter.eval()
+    mx.eval(drafter.parameters())
+    return drafter

@@ -77,8 +77,6 @@ class ModelTarget:
         self.hidden_size = int(row.shape[-1])
         self.dtype = row.dtype
         self.vocab_size = int(self.unembed(row).shape[-1])
-        # Gemma 4's drafters expect the embedding scale of the target where their config names none.
-        self.embed_scale = float(getattr(text.model, "embed_scale", 1.0))
         self._check_caches()
 
     def new_state(self) -> ModelState:
