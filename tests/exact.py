@@ -137,6 +137,27 @@ def pieces(
     return result
 
 
+def distributions(
+    evaluate: Callable[[np.ndarray, np.ndarray], np.ndarray], count: int
+) -> list[dict[int, float]]:
+    """How often each token comes out of `count` draws from two uniforms, the second one within the first.
+
+    Args:
+        evaluate: `(index [M], v [M, 2] float32) -> token [M]`.
+        count: Draws; index runs over them.
+    """
+    outer = pieces(lambda i, u: evaluate(i, np.stack([u, np.full_like(u, 0.5)], axis=1)), count)
+    flat = [(i, start, end) for i, some in enumerate(outer) for start, end, _ in some]
+    owner = np.array([i for i, _, _ in flat])
+    middle = np.array([(start + end) / 2 for _, start, end in flat], np.float32)
+    inner = pieces(lambda j, u: evaluate(owner[j], np.stack([middle[j], u], axis=1)), len(flat))
+    result: list[dict[int, float]] = [{} for _ in range(count)]
+    for (i, start, end), some in zip(flat, inner, strict=True):
+        for low, high, token in some:
+            result[i][token] = result[i].get(token, 0.0) + (end - start) * (high - low)
+    return result
+
+
 class Enumeration:
     """`accept` on every path of a world, callable on batches of (path, uniforms)."""
 
@@ -209,18 +230,7 @@ class Enumeration:
             assert (out[:, 0] == accepted[pair]).all()
             return out[np.arange(len(pair)), 1 + accepted[pair]]
 
-        half = np.float32(0.5)
-        outer = pieces(lambda i, u: token(i, np.stack([u, np.full_like(u, half)], axis=1)), len(index))
-        flat = [(pair, start, end) for pair, some in enumerate(outer) for start, end, _ in some]
-        owner = np.array([pair for pair, _, _ in flat])
-        middle = np.array([(start + end) / 2 for _, start, end in flat], np.float32)
-        inner = pieces(lambda i, u: token(owner[i], np.stack([middle[i], u], axis=1)), len(flat))
-        result: list[dict[int, float]] = [{} for _ in index]
-        for (pair, start, end), some in zip(flat, inner, strict=True):
-            for low, high, value in some:
-                share = (end - start) * (high - low)
-                result[pair][value] = result[pair].get(value, 0.0) + share
-        return result
+        return distributions(token, len(index))
 
     def emitted(self) -> tuple[np.ndarray, np.ndarray]:
         """The distribution of the next W tokens, `[V] * W` float64: through `accept`, and the target's.
