@@ -165,7 +165,7 @@ class DrafterConfig:
             )
         if self.generation == 2 and not marks:
             raise UserError(
-                f"config.json says `{self.architecture}` but there is no tensor of a convolution or a selector",
+                f"config.json says `{self.architecture}` but no tensor is of a convolution or a selector",
                 "config.json and weights are from different checkpoints, or `architectures` is wrong",
             )
 
@@ -296,6 +296,8 @@ def _check(config: DrafterConfig) -> None:
         raise wrong(
             "conv_group_size", config.conv_group_size, f"a divisor of the hidden size {config.hidden_size}"
         )
+    if (config.final_logit_softcapping or 0) < 0:
+        raise wrong("final_logit_softcapping", config.final_logit_softcapping, "a positive number, 0 or null")
     vocabulary = config.vocab_size
     if vocabulary is not None and config.mask_token_id >= vocabulary:
         raise wrong("mask_token_id", config.mask_token_id, f"a token of the vocabulary of {vocabulary}")

@@ -3,7 +3,7 @@
 | | rows kept | a snapshot |
 | --- | --- | --- |
 | full layer | all | the length: valid while the rows before it are unchanged |
-| sliding layer | the last `window` = `sliding_window - 1`, and some slack before them | a copy of the window |
+| sliding layer | the last `window` = `sliding_window - 1`, some slack before them | a copy of these |
 
 A block's own keys and values are written behind the context and cut off again, so drafting copies no
 context. mlx-lm's `RotatingKVCache` would not do: after a one-row update its rows are in ring order.

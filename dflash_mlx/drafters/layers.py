@@ -129,7 +129,8 @@ class GroupedDynamicConv(nn.Module):
     def __init__(self, hidden_size: int, kernel: int, group: int) -> None:
         super().__init__()
         self.kernel = kernel
-        self.base_kernel = mx.zeros((2, kernel, hidden_size))  # before, after
+        # [2, kernel, D]: before, after. A new one starts as the identity.
+        self.base_kernel = mx.pad(mx.ones((2, 1, hidden_size)), [(0, 0), (0, kernel - 1), (0, 0)])
         self.kernel_projection = nn.Linear(hidden_size, 2 * kernel * (hidden_size // group), bias=False)
 
     def prepare(self, x: mx.array) -> tuple[mx.array, mx.array]:
