@@ -32,7 +32,7 @@ LAYOUTS = {
 def raw_config(
     generation: int = 2, layers: Sequence[str] = LAYOUTS["mixed"], **changes: Any
 ) -> dict[str, Any]:
-    """A tiny drafter's config.json; `changes` are top-level keys, or go into `dflash_config` if known there."""
+    """A tiny drafter's config.json; `changes` go to where the key already is, else to the top level."""
     method: dict[str, Any] = {"mask_token_id": MASK, "target_layer_ids": [1, 3], "block_size": 6}
     if generation == 2:
         method |= {"conv_kernel_size": 2, "conv_group_size": 8, "selector_rank": 8, "selector_top_k": 4}

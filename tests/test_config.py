@@ -248,8 +248,8 @@ def test_folder_errors(tmp_path: Any) -> None:
     with pytest.raises(UserError, match=r"has no `config\.json`"):
         load_config(tmp_path)
     path = tmp_path / "config.json"
+    path.write_text("{")
     with pytest.raises(UserError, match="is not a folder"):
-        path.write_text("{")
         load_config(path)
     with pytest.raises(UserError, match="is not valid JSON"):
         load_config(tmp_path)

@@ -198,7 +198,7 @@ def test_width_is_checked() -> None:
     context = drafter.new_context()
     drafter.extend(features(3), context)
     for width in (1, 7):
-        with pytest.raises(ValueError, match="outside 2..6"):
+        with pytest.raises(ValueError, match=r"outside 2\.\.6"):
             drafter.draft(ANCHOR, width, context, target, 0.0)
     for width in range(2, 7):
         assert drafter.draft(ANCHOR, width, context, target, 0.0).tokens.shape == (1, width - 1)
@@ -208,7 +208,7 @@ def test_width_is_checked() -> None:
 
 
 def test_block_mask_by_definition() -> None:
-    for rows in (0, 1, 4, 7):
+    for rows in range(9):
         for window in (2, 5, 8, None):
             for causal in (False, True):
                 seen = min(rows, window - 1) if window else rows

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from dflash_mlx.drafters.dflash import DFlashDrafter
 
-__all__ = ["ARCHITECTURES", "build_drafter", "drafter_class", "load_drafter"]
+__all__ = ["ARCHITECTURES", "drafter_class", "load_drafter"]
 
 
 def drafter_class(config: DrafterConfig) -> type[DFlashDrafter]:
@@ -26,13 +26,21 @@ def drafter_class(config: DrafterConfig) -> type[DFlashDrafter]:
     return found
 
 
-def load_drafter(path: str | Path, *, dtype: mx.Dtype | None = None) -> DFlashDrafter:
+def load_drafter(
+    path: str | Path,
+    *,
+    config: DrafterConfig | None = None,
+    dtype: mx.Dtype | None = None,
+    lazy: bool = False,
+) -> DFlashDrafter:
     """Load a drafter from a local checkpoint folder, original or quantized with MLX.
 
     Args:
         path: Folder with config.json and safetensors, single or sharded.
+        config: The folder's config if it was read before, as `config.for_target(...)` completed it.
         dtype: Of the activations and of what is not quantized: bfloat16 or float32. None takes what is
             fastest and safe on this device (`precision.compute_dtype`).
+        lazy: Leave the weights on disk until they are used.
 
     Raises:
         UserError: The folder is no drafter or is damaged, a tensor is missing, extra or wrongly shaped, or
@@ -41,23 +49,6 @@ def load_drafter(path: str | Path, *, dtype: mx.Dtype | None = None) -> DFlashDr
     Example:
         >>> drafter = load_drafter("checkpoints/Qwen3.8-27B-DFlash2")  # doctest: +SKIP
     """
-    return build_drafter(path, load_config(path), dtype=dtype)
-
-
-def build_drafter(
-    path: str | Path, config: DrafterConfig, *, dtype: mx.Dtype | None = None, lazy: bool = False
-) -> DFlashDrafter:
-    """`load_drafter` for a config that was read before, as `config.for_target(...)` completed it.
-
-    Args:
-        path: The folder that `config` is from.
-        config: With its vocabulary known, for the second generation.
-        dtype: See `load_drafter`.
-        lazy: Leave the weights on disk until they are used.
-
-    Raises:
-        UserError: See `load_drafter`.
-    """
     from dflash_mlx.drafters.loading import load
 
-    return load(Path(path), config, dtype, lazy=lazy)
+    return load(Path(path), config or load_config(path), dtype, lazy=lazy)

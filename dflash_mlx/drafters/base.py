@@ -60,6 +60,13 @@ class Drafter(Protocol):
     def extend(self, features: mx.array, context: Context) -> None:
         """Add the features `[1, L, N*D]` of the next L committed tokens; they are not kept."""
 
+    def check_finite(self, anchor: mx.array, width: int, context: Context, target: Target) -> None:
+        """Compute a draft stage by stage, reading each on the host: for the first draft of a sequence.
+
+        Raises:
+            UserError: A value is not finite; it names the dtype and the layer.
+        """
+
     def draft(
         self,
         anchor: mx.array,

@@ -81,7 +81,7 @@ class Lattice:
         return self._tokens(places), mx.softmax(rows, axis=-1, precise=True)
 
     def _follow(self, successors: mx.array) -> tuple[mx.array, mx.array]:
-        """Walk `successors [G, K]`, the next place for each place: the places `[G]`, and those before each."""
+        """Walk `successors [G, K]`, the next place for each: the places `[G]`, and the one before each."""
         places = [mx.zeros((1,), dtype=successors.dtype)]
         for following in successors:
             places.append(following[places[-1]])

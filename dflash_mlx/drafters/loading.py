@@ -22,19 +22,29 @@ NAMED = 3  # tensors that an error names; the rest are counted
 
 
 def load(path: Path, config: DrafterConfig, wanted: mx.Dtype | None, *, lazy: bool) -> DFlashDrafter:
-    """See `dflash_mlx.drafters.build_drafter`."""
+    """See `dflash_mlx.drafters.load_drafter`."""
     dtype = drafter_dtype(wanted)
     tensors = read_folder(path)  # every header is checked before any weight is read
     config.check_tensors(tensors)
     weights: dict[str, mx.array] = {}
     for file in sorted({info.file for info in tensors.values()}):
-        arrays = mx.load(str(file))  # lazy
-        assert isinstance(arrays, dict)  # what a safetensors file gives
-        weights.update(arrays)
+        weights.update(_arrays(file))
     drafter = build(config, weights, dtype)
     if not lazy:
         mx.eval(drafter.parameters())
     return drafter
+
+
+def _arrays(file: Path) -> dict[str, mx.array]:
+    """The tensors of one safetensors file, lazy."""
+    try:
+        arrays = mx.load(str(file))
+    except RuntimeError as error:  # the header is sound, but MLX lacks one of its dtypes
+        raise UserError(
+            f"MLX cannot read `{file}`: {error}", "use a bfloat16 or an MLX checkpoint"
+        ) from error
+    assert isinstance(arrays, dict)  # what a safetensors file gives
+    return arrays
 
 
 def build(config: DrafterConfig, weights: Mapping[str, mx.array], dtype: mx.Dtype) -> DFlashDrafter:
