@@ -14,7 +14,9 @@ def stats_line(stats: Stats, reason: FinishReason) -> str:
     Example:
         `DFlash 2 78.4 tok/s   tokens 213   τ 4.81   width 5   first token 0.31 s   peak 17.3 GB   ...`
     """
-    parts = [f"{_METHODS[stats.method]} {stats.tokens_per_second:.1f} tok/s"]
+    parts = [_METHODS[stats.method]]
+    if stats.tokens_per_second:  # a single token has no rate
+        parts[0] += f" {stats.tokens_per_second:.1f} tok/s"
     if stats.plain_tokens_per_second:
         parts.append(f"plain {stats.plain_tokens_per_second:.1f} tok/s")
         parts.append(f"{stats.tokens_per_second / stats.plain_tokens_per_second:.2f}x")
