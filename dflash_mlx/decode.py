@@ -35,6 +35,7 @@ class Line:
         self.state: TargetState = pair.target.new_state()
         self.context: Context | None = pair.drafter.new_context() if pair.drafter else None
         self.tokens: list[int] = []
+        self.draft_checked = False
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,9 @@ class Decoder:
         """
         line, context = self._line, self._context()
         anchor = mx.array([line.tokens[-1:]], mx.int32)
+        if not line.draft_checked:  # once per sequence: looks at every layer on the host
+            self._drafter.check_finite(anchor, width, context, self._target)
+            line.draft_checked = True
         temperature = self._sampler.params.temperature
         key = None if self._sampler.greedy else self._keys.next()
 

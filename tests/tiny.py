@@ -159,7 +159,7 @@ def drafter_config(generation: int, *, num_target_layers: int = 4, **overrides: 
         "hidden_size": HIDDEN, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": 8, "vocab_size": VOCAB, "rms_norm_eps": 1e-6,
         "rope_theta": 10000.0, "num_target_layers": num_target_layers, "block_size": 8,
-        "dflash_config": {"mask_token_id": VOCAB - 1, "target_layer_ids": [0, 1, 3]},
+        "dflash_config": {"mask_token_id": overrides.get("vocab_size", VOCAB) - 1, "target_layer_ids": [0, 1, 3]},
     }  # fmt: skip
     if generation == 2:
         config["dflash_config"] |= {
