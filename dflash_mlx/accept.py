@@ -2,8 +2,8 @@
 
 Drafted token `x_i` is kept while `u_i * q_i(x_i) < p_i(x_i)`. The first rejected one is replaced by a draw
 from `max(p - q, 0)`, renormalised; after a full block one more token is drawn from `p`. Leviathan et al.
-2023, "Fast Inference from Transformers via Speculative Decoding" (arXiv 2211.17192), section 2.3. It holds for
-any `q` that the path was really drawn from, given the drafted tokens before.
+2023, "Fast Inference from Transformers via Speculative Decoding" (arXiv 2211.17192), section 2.3. It holds
+for any `q` that the path was really drawn from, given the drafted tokens before.
 
 Everything is lazy: the one host read of a cycle is the caller's, of the array that `accept` returns.
 """
