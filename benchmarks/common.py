@@ -13,8 +13,9 @@ from pathlib import Path
 # The toy models and test doubles live with the tests.
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-import dflash_mlx  # noqa: E402  (before mlx: it loads a fast BLAS on Linux)
-import mlx.core as mx  # noqa: E402
+import mlx.core as mx
+
+import dflash_mlx
 
 
 class Laps:

@@ -10,10 +10,10 @@ import argparse
 import time
 
 from common import Laps, machine
+from mlx_lm import stream_generate as mlx_lm_stream
 
 from dflash_mlx import Finished, load_pair, stream_generate
 from dflash_mlx.prompts import encode_chat
-from mlx_lm import stream_generate as mlx_lm_stream
 
 LIMIT = 1.03  # seconds per token / mlx-lm's
 

@@ -4,7 +4,7 @@
 | --- | --- | --- |
 | `KVCache` | trim | its length: older rows are never written again |
 | `RotatingKVCache` | slice the tail off | the window (its buffer is overwritten in place) |
-| `ArraysCache` | replay of the kept rows (`targets/gated_delta.py`) | its elements (replaced, never changed) |
+| `ArraysCache` | replay the kept rows (`targets/gated_delta.py`) | its elements (replaced, never changed) |
 
 mlx-lm's own `trim` refuses a rotating cache that has wrapped. But the update by several rows leaves its
 buffer in time order with all rows of the block at the end, so these can be sliced off as long as one of
@@ -40,19 +40,20 @@ class CacheKind(Protocol):
         """Drop the last `rows` rows of the update just made, of which at least one row stays."""
 
 
+# mlx-lm's caches are untyped: a buffer is None until the first update.
 class _KV:
     name = "kv"
 
-    def snapshot(self, cache: KVCache) -> int:
+    def snapshot(self, cache: Any) -> int:
         return int(cache.offset)
 
-    def restore(self, cache: KVCache, saved: int) -> None:
+    def restore(self, cache: Any, saved: int) -> None:
         cache.offset = saved
 
-    def trimmable(self, cache: KVCache, rows: int) -> bool:
+    def trimmable(self, cache: Any, rows: int) -> bool:
         return bool(rows <= cache.offset)
 
-    def trim(self, cache: KVCache, rows: int) -> None:
+    def trim(self, cache: Any, rows: int) -> None:
         cache.trim(rows)
 
     drop = trim
@@ -61,22 +62,20 @@ class _KV:
 class _Rotating:
     name = "rotating"
 
-    def snapshot(self, cache: RotatingKVCache) -> tuple[mx.array | None, mx.array | None, int, int]:
+    def snapshot(self, cache: Any) -> tuple[mx.array | None, mx.array | None, int, int]:
         return _fresh(cache.keys), _fresh(cache.values), cache.offset, cache._idx
 
-    def restore(
-        self, cache: RotatingKVCache, saved: tuple[mx.array | None, mx.array | None, int, int]
-    ) -> None:
+    def restore(self, cache: Any, saved: tuple[mx.array | None, mx.array | None, int, int]) -> None:
         keys, values, cache.offset, cache._idx = saved
         cache.keys, cache.values = _fresh(keys), _fresh(values)
 
-    def trimmable(self, cache: RotatingKVCache, rows: int) -> bool:
+    def trimmable(self, cache: Any, rows: int) -> bool:
         return bool(cache.is_trimmable() and rows <= cache.offset)
 
-    def trim(self, cache: RotatingKVCache, rows: int) -> None:
+    def trim(self, cache: Any, rows: int) -> None:
         cache.trim(rows)
 
-    def drop(self, cache: RotatingKVCache, rows: int) -> None:
+    def drop(self, cache: Any, rows: int) -> None:
         kept = cache.keys.shape[2] - rows
         cache.keys, cache.values = cache.keys[..., :kept, :], cache.values[..., :kept, :]
         cache.trim(rows)
@@ -85,20 +84,20 @@ class _Rotating:
 class _Arrays:
     name = "recurrent"
 
-    def snapshot(self, cache: ArraysCache) -> list[mx.array | None]:
+    def snapshot(self, cache: Any) -> list[mx.array | None]:
         return list(cache.cache)
 
-    def restore(self, cache: ArraysCache, saved: list[mx.array | None]) -> None:
+    def restore(self, cache: Any, saved: list[mx.array | None]) -> None:
         cache.cache = list(saved)
 
-    def trimmable(self, cache: ArraysCache, rows: int) -> bool:
+    def trimmable(self, cache: Any, rows: int) -> bool:
         return rows == 0
 
-    def trim(self, cache: ArraysCache, rows: int) -> None:
+    def trim(self, cache: Any, rows: int) -> None:
         if rows:
             raise ValueError("a recurrent state cannot drop rows")
 
-    def drop(self, cache: ArraysCache, rows: int) -> None:
+    def drop(self, cache: Any, rows: int) -> None:
         """Nothing: the layer's tape replays the kept rows."""
 
 

@@ -5,7 +5,7 @@ Knows tokens and caches; nothing of text, clocks or terminals.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from dflash_mlx.accept import accept, num_uniforms
 from dflash_mlx.sampling import Keys, Sampler
 
 if TYPE_CHECKING:
-    from dflash_mlx.drafters.base import Context
+    from dflash_mlx.drafters.base import Context, Drafter
     from dflash_mlx.pair import Pair
     from dflash_mlx.targets.base import TargetState
     from dflash_mlx.types import SamplingParams
@@ -61,7 +61,7 @@ class Decoder:
     """
 
     def __init__(self, pair: Pair, line: Line, sampling: SamplingParams) -> None:
-        self._target, self._drafter, self._line = pair.target, pair.drafter, line
+        self._target, self._maybe_drafter, self._line = pair.target, pair.drafter, line
         self._taps = pair.drafter.config.target_layer_ids if pair.drafter else ()
         self._sampler = Sampler(sampling, pair.target.vocab_size)
         self._keys = Keys(sampling.seed)
@@ -75,47 +75,48 @@ class Decoder:
             keep: How many of the tokens that could be committed are wanted (at least 1): asked before the
                 commit, so that an end inside the block leaves the caches right.
         """
-        line, context = self._line, self._context()
+        line, (drafter, context) = self._line, self._drafting()
         anchor = mx.array([line.tokens[-1:]], mx.int32)
         if not line.draft_checked:  # once per sequence: looks at every layer on the host
-            self._drafter.check_finite(anchor, width, context, self._target)
+            drafter.check_finite(anchor, width, context, self._target)
             line.draft_checked = True
         temperature = self._sampler.params.temperature
         key = None if self._sampler.greedy else self._keys.next()
 
-        proposal = self._drafter.draft(anchor, width, context, self._target, temperature, key)
+        proposal = drafter.draft(anchor, width, context, self._target, temperature, key)
         block = mx.concatenate([anchor, proposal.tokens], axis=1)  # [1, W]
         verified = self._target.forward(block, line.state, self._taps, rollback=True)
         logits = self._sampler.process(verified.logits, self._recent(), proposal.tokens)
-        accepted, *tokens = accept(logits, proposal, self._sampler, self._uniforms(width)).tolist()
+        outcome = accept(logits, proposal, self._sampler, self._uniforms(width))
 
+        accepted, *tokens = host_ints(outcome)
         tokens = tokens[: accepted + 1]
         rows = keep(tokens)
         self._target.commit(line.state, rows)
-        self._drafter.extend(verified.features[:, :rows], context)
+        drafter.extend(verified.tapped[:, :rows], context)
         line.tokens += tokens[:rows]
         return Cycle(tuple(tokens[:rows]), accepted)
 
-    def plain(self, limit: int) -> Iterator[int]:
+    def plain(self, limit: int) -> Generator[int]:
         """At most `limit` tokens, one row each; the next step runs before a token is read.
 
         Closing the iterator early is right at any time: the token that the running step was fed is a
         committed one.
         """
         recent = self._recent()
-        token = self._step(mx.array(self._line.tokens[-1:], mx.int32), recent)
-        mx.async_eval(token)
+        token = mx.array(self._line.tokens[-1:], mx.int32)
+        following = self._step(token, recent)
+        mx.async_eval(following)
         try:
             for left in range(limit, 0, -1):
-                following = None
+                token = following
                 if left > 1:
                     if recent is not None:
                         recent = self._sampler.remember(recent, token)
                     following = self._step(token, recent)
                     mx.async_eval(following)
-                self._line.tokens.append(token.item())
+                self._line.tokens += host_ints(token)
                 yield self._line.tokens[-1]
-                token = following
         finally:
             self._flush()
 
@@ -132,13 +133,14 @@ class Decoder:
 
     def _flush(self) -> None:
         if self._features:
-            self._drafter.extend(mx.concatenate(self._features, axis=1), self._context())
+            drafter, context = self._drafting()
+            drafter.extend(mx.concatenate(self._features, axis=1), context)
             self._features.clear()
 
-    def _context(self) -> Context:
-        if self._line.context is None:
+    def _drafting(self) -> tuple[Drafter, Context]:
+        if self._maybe_drafter is None or self._line.context is None:
             raise RuntimeError("a cycle needs a drafter")
-        return self._line.context
+        return self._maybe_drafter, self._line.context
 
     def _recent(self) -> mx.array | None:
         if not self._sampler.needs_history:
@@ -147,3 +149,9 @@ class Decoder:
 
     def _uniforms(self, width: int) -> mx.array | None:
         return None if self._sampler.greedy else self._keys.uniforms(num_uniforms(width))
+
+
+def host_ints(array: mx.array) -> list[int]:
+    """The values of a one-dimensional integer array: the host read, which waits for the device."""
+    values: list[int] = array.tolist()  # type: ignore[assignment]
+    return values

@@ -96,19 +96,19 @@ def _blocks(
     """One event per step until the end: the first token, then cycles, or plain steps throughout."""
     cleared = 0
     for tokens, width, accepted in _steps(decoder, ending, recorder.width):
-        readable = text.take() if ending.reason is None else text.finish()
+        readable = text.finish() if ending.ended() else text.take()
         yield recorder.block(tokens, readable, width, accepted)
         if recorder.generated - cleared >= CLEAR_CACHE_TOKENS:
             cleared = recorder.generated
             mx.clear_cache()
-        if ending.reason is None and cancelled():
+        if not ending.ended() and cancelled():
             return
 
 
 def _steps(decoder: Decoder, ending: Ending, width: int) -> Iterator[tuple[Sequence[int], int, int]]:
     """(tokens, width, accepted) per step; the first token and a last single one are plain steps."""
     rows = 1
-    while ending.reason is None:
+    while not ending.ended():
         if rows > 1:
             cycle = decoder.cycle(rows, ending.keep)
             yield cycle.tokens, rows, cycle.accepted
@@ -117,7 +117,7 @@ def _steps(decoder: Decoder, ending: Ending, width: int) -> Iterator[tuple[Seque
                 for token in steps:
                     ending.keep([token])
                     yield [token], 1, 0
-                    if ending.reason:
+                    if ending.ended():
                         break
         rows = min(width, ending.left)
 

@@ -13,6 +13,7 @@ from dflash_mlx import blas
 from dflash_mlx.config import load_config
 from dflash_mlx.config_fields import read_config_json
 from dflash_mlx.drafters import load_drafter
+from dflash_mlx.drafters.precision import dtype_name
 from dflash_mlx.errors import UserError
 from dflash_mlx.pair import Pair
 from dflash_mlx.targets import Family, build_target, family_of
@@ -100,14 +101,24 @@ def _text_field(config: dict[str, Any], name: str) -> Any:
 
 
 def _load_target(folder: Path) -> tuple[nn.Module, TokenizerWrapper]:
-    """Model (weights not read yet) and tokenizer, which knows mlx-lm's stop ids: those of the generation
-    config, else of the config, and the tokenizer's own."""
+    """Model (weights not read yet) and tokenizer.
+
+    The tokenizer knows mlx-lm's stop ids: those of the generation config, else of the config, and its own.
+    """
     try:
         model, config = load_model(folder, lazy=True)
         # Multimodal configs keep the stop ids with the text part.
         tokenizer = load_tokenizer(folder, eos_token_ids=_text_field(config, "eos_token_id"))
     # What mlx-lm and transformers raise over files that are not what the config says.
-    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, OSError, ImportError) as problem:
+    except (
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        RuntimeError,
+        OSError,
+        ImportError,
+    ) as problem:
         reason = str(problem).strip().partition("\n")[0] or type(problem).__name__
         raise UserError(
             f"mlx-lm cannot load `{folder}`: {reason}", "`--debug` shows the whole error"
@@ -117,12 +128,13 @@ def _load_target(folder: Path) -> tuple[nn.Module, TokenizerWrapper]:
 
 def _prepare(model: nn.Module, config: dict[str, Any]) -> str:
     """Read the weights, in float32 where that is what pays; the activations' dtype in words."""
-    weights = [value for _, value in tree_flatten(model.parameters())]
-    stored = next(str(w.dtype).removeprefix("mlx.core.") for w in weights if mx.issubdtype(w.dtype, mx.floating))
-    quantization = config.get("quantization") or {}
-    if "bits" in quantization:
-        stored = f"{quantization['bits']}-bit, {stored}"
-    small = sum(value.nbytes for value in weights) < CPU_FLOAT32_BELOW_BYTES
+    weights: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
+    floating = next(w.dtype for w in weights.values() if mx.issubdtype(w.dtype, mx.floating))
+    stored = dtype_name(floating)
+    bits = (config.get("quantization") or {}).get("bits")
+    if bits is not None:
+        stored = f"{bits}-bit, {stored}"
+    small = sum(w.nbytes for w in weights.values()) < CPU_FLOAT32_BELOW_BYTES
     if mx.default_device() == mx.cpu and small and stored != "float32":
         dequantize_model(model)
         model.set_dtype(mx.float32)

@@ -33,22 +33,23 @@ def prefill(
     Returns:
         False if it was cancelled; the line then holds whole chunks.
     """
-    target, drafter, context = pair.target, pair.drafter, line.context
+    drafter, context = pair.drafter, line.context
     end = len(prompt) - 1
     for start in range(line.state.length, end, step):
         if cancelled():
             return False
         rows = min(step, end - start)
-        # Sliding drafters see only the last rows of a prompt: the others need no features.
-        unseen = drafter is None or (drafter.window is not None and end - start - rows >= drafter.window)
-        taps = () if unseen else drafter.config.target_layer_ids
-        verified = target.forward(mx.array([prompt[start : start + rows]], mx.int32), line.state, taps)
-        if drafter is not None:
-            if unseen:
-                context.skip(rows)
-            else:
-                drafter.extend(verified.features, context)
-        del verified
+        ids = mx.array([prompt[start : start + rows]], mx.int32)
+        if drafter is None or context is None:
+            pair.target.forward(ids, line.state)
+        elif drafter.window is not None and end - start - rows >= drafter.window:
+            # A sliding drafter sees only the last rows of a prompt: these need no features.
+            pair.target.forward(ids, line.state)
+            context.skip(rows)
+        else:
+            drafter.extend(
+                pair.target.forward(ids, line.state, drafter.config.target_layer_ids).tapped, context
+            )
         line.tokens = list(prompt[: start + rows])
         mx.eval(line.state.arrays(), context.arrays() if context else [])
         mx.clear_cache()

@@ -73,6 +73,10 @@ class Ending:
         self.left = max_tokens
         self.reason: FinishReason | None = None
 
+    def ended(self) -> bool:
+        """True if no more tokens are wanted."""
+        return self.reason is not None
+
     def keep(self, tokens: Sequence[int]) -> int:
         """How many of the `tokens` (at least one) belong to the generation."""
         for kept, token in enumerate(tokens, start=1):

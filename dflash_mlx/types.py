@@ -28,6 +28,17 @@ from typing import Literal
 
 from dflash_mlx.errors import UserError
 
+_INFINITY = float("inf")
+_RANGES = (
+    ("top_p", 0.0, 1.0),
+    ("min_p", 0.0, 1.0),
+    ("top_k", 0, 2**31),
+    ("repetition_penalty", 0.0, _INFINITY),
+    ("presence_penalty", -_INFINITY, _INFINITY),
+    ("frequency_penalty", -_INFINITY, _INFINITY),
+    ("penalty_context", 1, 2**31),
+)
+
 FinishReason = Literal["stop", "length", "interrupted"]
 Method = Literal["dflash2", "dflash", "plain"]
 
@@ -64,25 +75,25 @@ class SamplingParams:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        ranges = {
-            "temperature": (0.0, float("inf")),
-            "top_p": (0.0, 1.0),
-            "min_p": (0.0, 1.0),
-            "top_k": (0, float("inf")),
-            "repetition_penalty": (0.0, float("inf")),
-            "presence_penalty": (-float("inf"), float("inf")),
-            "frequency_penalty": (-float("inf"), float("inf")),
-            "penalty_context": (1, float("inf")),
-        }
-        for name, (low, high) in ranges.items():
+        if self.temperature and not 1e-6 <= self.temperature < _INFINITY:  # below, 1 / T overflows float32
+            raise UserError(f"`temperature` is {self.temperature}, not 0 (greedy) and not in [1e-06, inf)")
+        for name, low, high in _RANGES:
             value = getattr(self, name)
             # A NaN compares false with everything and so fails here too.
-            if not low <= value <= high or abs(value) == float("inf"):
-                raise UserError(f"`{name}` is {value}, outside [{low:g}, {high:g}]")
+            if not low <= value <= high or abs(value) == _INFINITY:
+                bounds = "not a finite number" if low == -_INFINITY else f"outside [{low:g}, {high:g}]"
+                raise UserError(f"`{name}` is {value}, {bounds}")
+        for name in ("top_k", "penalty_context", "seed"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+                raise UserError(f"`{name}` is {value!r}, not a whole number")
         if self.repetition_penalty == 0:
             raise UserError("`repetition_penalty` is 0", "1 turns the penalty off")
         if self.seed is not None and not 0 <= self.seed < 2**64:
             raise UserError(f"`seed` is {self.seed}, outside [0, 2**64)")
+        for token, bias in self.logit_bias.items():
+            if not bias < _INFINITY:  # a NaN compares false; -inf bans a token, which is fine
+                raise UserError(f"`logit_bias` of token {token} is {bias}", "use a number below infinity")
 
     @property
     def greedy(self) -> bool:

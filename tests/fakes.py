@@ -68,7 +68,13 @@ class ScriptedDrafter:
         """Nothing is computed here."""
 
     def draft(
-        self, anchor: mx.array, width: int, context: ScriptContext, target: Any, temperature: float, key: Any = None
+        self,
+        anchor: mx.array,
+        width: int,
+        context: ScriptContext,
+        target: Any,
+        temperature: float,
+        key: Any = None,
     ) -> Proposal:
         start = context.length + 1  # the anchor is at `context.length`
         tokens = [*self._right[start : start + width - 1]]

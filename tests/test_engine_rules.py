@@ -98,7 +98,9 @@ def test_prefill_keeps_nothing_but_the_caches() -> None:
 
 def test_a_sliding_drafter_is_fed_the_end_of_a_prompt_only() -> None:
     """Same context as from the whole prompt, without taps on the chunks that no draft can see."""
-    drafter = tiny.build_drafter(2, num_target_layers=4, layer_types=["sliding_attention"] * 2, sliding_window=12)
+    drafter = tiny.build_drafter(
+        2, num_target_layers=4, layer_types=["sliding_attention"] * 2, sliding_window=12
+    )
     target = tiny.build("llama")
     pair = fakes.pair_of(target, drafter)
     prompt = [(3 * i) % tiny.VOCAB for i in range(60)]
@@ -113,7 +115,8 @@ def test_a_sliding_drafter_is_fed_the_end_of_a_prompt_only() -> None:
     assert taps_used == [False] * 4 + [True] * 2
     prefill(pair, whole, prompt, step=100)
     drafts = [
-        drafter.draft(mx.array([[1]]), 6, line.context, target, 0.0).tokens.tolist() for line in (chunked, whole)
+        drafter.draft(mx.array([[1]]), 6, line.context, target, 0.0).tokens.tolist()
+        for line in (chunked, whole)
     ]
     assert chunked.context.length == whole.context.length == 59
     assert drafts[0] == drafts[1]
@@ -121,9 +124,16 @@ def test_a_sliding_drafter_is_fed_the_end_of_a_prompt_only() -> None:
 
 def test_statistics_add_up() -> None:
     target = tiny.build("llama")
-    plain = [t for e in stream_generate(fakes.pair_of(target), PROMPT, max_tokens=50) if isinstance(e, Block) for t in e.tokens]
+    plain = [
+        t
+        for e in stream_generate(fakes.pair_of(target), PROMPT, max_tokens=50)
+        if isinstance(e, Block)
+        for t in e.tokens
+    ]
     drafter = fakes.ScriptedDrafter([*PROMPT, *plain], lambda cycle: cycle % 4, tiny.VOCAB)
-    prefilled, *blocks, finished = stream_generate(fakes.pair_of(target, drafter), PROMPT, max_tokens=50, width=5)
+    prefilled, *blocks, finished = stream_generate(
+        fakes.pair_of(target, drafter), PROMPT, max_tokens=50, width=5
+    )
     stats = finished.stats
     assert isinstance(prefilled, Prefilled)
     assert (prefilled.prompt_tokens, prefilled.reused_tokens, prefilled.note) == (len(PROMPT), 0, None)
@@ -166,7 +176,9 @@ def test_refusals_come_before_any_work() -> None:
 
 
 def test_the_context_length_ends_a_generation_and_says_so() -> None:
-    events = list(stream_generate(fakes.pair_of(tiny.build("llama"), context_length=20), PROMPT, max_tokens=100))
+    events = list(
+        stream_generate(fakes.pair_of(tiny.build("llama"), context_length=20), PROMPT, max_tokens=100)
+    )
     assert "9 more tokens" in events[0].note
     assert events[-1].reason == "length"
     assert events[-1].stats.generated_tokens == 9

@@ -206,7 +206,11 @@ def test_two_drafters_take_turns_on_one_target(kind: tuple[str, int]) -> None:
 def test_greedy_with_bias_and_penalties(kind: tuple[str, int]) -> None:
     """Penalties see the drafted prefix row by row; plain decoding is the reference."""
     sampling = SamplingParams(
-        repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2, penalty_context=12, logit_bias={7: 1.5}
+        repetition_penalty=1.3,
+        presence_penalty=0.4,
+        frequency_penalty=0.2,
+        penalty_context=12,
+        logit_bias={7: 1.5},
     )
     target = target_of(*kind)
     plain, _ = run(fakes.pair_of(target), max_tokens=80, sampling=sampling)

@@ -21,7 +21,12 @@ from dflash_mlx.types import Block, SamplingParams
 
 PROMPT = [3, 5, 7, 11, 13, 17, 19, 23]
 FILTERS = {"top_p": 0.9, "min_p": 0.02, "top_k": 30}
-PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.2, "penalty_context": 12}
+PENALTIES = {
+    "repetition_penalty": 1.3,
+    "presence_penalty": 0.4,
+    "frequency_penalty": 0.2,
+    "penalty_context": 12,
+}
 
 
 def mlx_lm_processors(params: SamplingParams) -> list:
@@ -36,7 +41,9 @@ def mlx_lm_processors(params: SamplingParams) -> list:
     )
 
 
-@pytest.mark.parametrize("options", [{}, FILTERS, PENALTIES, {**FILTERS, **PENALTIES, "logit_bias": {7: 2.0}}])
+@pytest.mark.parametrize(
+    "options", [{}, FILTERS, PENALTIES, {**FILTERS, **PENALTIES, "logit_bias": {7: 2.0}}]
+)
 @pytest.mark.parametrize("family", ["llama", "qwen3_5"])
 def test_plain_draws_what_mlx_lm_draws(family: str, options: dict) -> None:
     target = tiny.build(family)
@@ -120,7 +127,9 @@ def p_value(counts: Counter, expected: dict[tuple[int, ...], float], draws: int)
     return float(stats.chisquare(observed, np.array(wanted) * (sum(observed) / sum(wanted))).pvalue)
 
 
-def sampled_triples(params: SamplingParams, generation: int, width: int, draws: int) -> tuple[Counter, dict, float]:
+def sampled_triples(
+    params: SamplingParams, generation: int, width: int, draws: int
+) -> tuple[Counter, dict, float]:
     target = tiny.build("llama", vocab_size=V, num_hidden_layers=2)
     drafter = tiny.build_drafter(
         generation, vocab_size=V, num_target_layers=2, target_layer_ids=[0, 1], num_hidden_layers=1
@@ -153,7 +162,9 @@ MORE = [
 
 
 @pytest.mark.parametrize(("params", "generation", "width"), CONFIGURATIONS, ids=str)
-def test_three_tokens_have_the_targets_distribution(params: SamplingParams, generation: int, width: int) -> None:
+def test_three_tokens_have_the_targets_distribution(
+    params: SamplingParams, generation: int, width: int
+) -> None:
     counts, expected, length = sampled_triples(params, generation, width, 4000)
     assert length > 1.2  # drafted tokens were kept: the rule was at work
     assert p_value(counts, expected, 4000) > 1e-3

@@ -55,7 +55,9 @@ def test_what_might_be_a_stop_string_is_held_back_and_then_shown() -> None:
     assert ending.reason == "stop"
 
 
-@pytest.mark.parametrize(("tokens", "kept", "reason"), [(b"ab\0cd", 3, "stop"), (b"abcdefg", 5, "length"), (b"abc", 3, None)])
+@pytest.mark.parametrize(
+    ("tokens", "kept", "reason"), [(b"ab\0cd", 3, "stop"), (b"abcdefg", 5, "length"), (b"abc", 3, None)]
+)
 def test_keep(tokens: bytes, kept: int, reason: str | None) -> None:
     ending = Ending({0}, TextStream(fakes.ByteTokenizer().detokenizer), 5)
     assert ending.keep(list(tokens)) == kept

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import mlx.core as mx
@@ -49,29 +48,62 @@ _DELTA: dict[str, Any] = {
 CONFIGS: dict[str, dict[str, Any]] = {
     "cohere": {"logit_scale": 0.25},
     "deepseek_v3": {
-        "moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1,
-        "kv_lora_rank": 8, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
-        "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "num_key_value_heads": 4,
+        "moe_intermediate_size": 16,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "kv_lora_rank": 8,
+        "q_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "num_key_value_heads": 4,
     },
     "ernie4_5": {"use_bias": False},
     "gemma": {},
     "gemma2": {"query_pre_attn_scalar": 8.0},
     "glm4": {"attention_bias": False, "partial_rotary_factor": 0.5},
     "glm4_moe": {
-        "moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1,
-        "attention_bias": False, "use_qk_norm": True, "partial_rotary_factor": 0.5, "n_group": 1,
-        "topk_group": 1, "routed_scaling_factor": 1.0, "first_k_dense_replace": 1, "norm_topk_prob": True,
-        "scoring_func": "sigmoid", "topk_method": "noaux_tc", "rope_scaling": None,
+        "moe_intermediate_size": 16,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "attention_bias": False,
+        "use_qk_norm": True,
+        "partial_rotary_factor": 0.5,
+        "n_group": 1,
+        "topk_group": 1,
+        "routed_scaling_factor": 1.0,
+        "first_k_dense_replace": 1,
+        "norm_topk_prob": True,
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+        "rope_scaling": None,
     },
     "granite": {
-        "logits_scaling": 4.0, "attention_multiplier": 0.3, "embedding_multiplier": 2.0,
-        "residual_multiplier": 0.5, "attention_bias": False, "mlp_bias": False,
+        "logits_scaling": 4.0,
+        "attention_multiplier": 0.3,
+        "embedding_multiplier": 2.0,
+        "residual_multiplier": 0.5,
+        "attention_bias": False,
+        "mlp_bias": False,
     },
-    "hunyuan_v1_dense": {"use_qk_norm": True, "attention_bias": False, "rope_scaling": {"alpha": 1.0, "factor": 1.0, "type": "dynamic"}},
+    "hunyuan_v1_dense": {
+        "use_qk_norm": True,
+        "attention_bias": False,
+        "rope_scaling": {"alpha": 1.0, "factor": 1.0, "type": "dynamic"},
+    },
     "llama": {},
     "minimax": {
-        "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 16,
-        "scoring_func": "sigmoid", "rotary_dim": 8, "use_qk_norm": True,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 16,
+        "scoring_func": "sigmoid",
+        "rotary_dim": 8,
+        "use_qk_norm": True,
     },
     "mistral3": {"text_config": {**_BASE, "model_type": "llama"}},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
@@ -83,7 +115,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {**_MOE, "decoder_sparse_step": 1, "mlp_only_layers": []},
     "qwen3_vl": {"text_config": {**_BASE, "model_type": "qwen3"}},
     "qwen3_vl_moe": {
-        "text_config": {**_BASE, **_MOE, "model_type": "qwen3_moe", "decoder_sparse_step": 1, "mlp_only_layers": []}
+        "text_config": {
+            **_BASE,
+            **_MOE,
+            "model_type": "qwen3_moe",
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+        }
     },
     "seed_oss": {"attention_bias": False, "attention_out_bias": False},
     "smollm3": {"no_rope_layer_interval": 4},
@@ -91,38 +129,78 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "cohere2": {"sliding_window": WINDOW, "sliding_window_pattern": 4, "logit_scale": 0.25},
     "exaone4": {"sliding_window": WINDOW, "sliding_window_pattern": "LLG", "rope_scaling": None},
     "gemma3": {
-        "text_config": {**_BASE, "model_type": "gemma3_text", "sliding_window": WINDOW, "sliding_window_pattern": 2, "query_pre_attn_scalar": 8.0},
+        "text_config": {
+            **_BASE,
+            "model_type": "gemma3_text",
+            "sliding_window": WINDOW,
+            "sliding_window_pattern": 2,
+            "query_pre_attn_scalar": 8.0,
+        },
     },
     "gemma3_text": {"sliding_window": WINDOW, "sliding_window_pattern": 2, "query_pre_attn_scalar": 8.0},
     "gemma4": {
         "text_config": {
-            **_BASE, "model_type": "gemma4_text", "sliding_window": WINDOW, "layer_types": _SLIDING,
-            "global_head_dim": 8, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8,
-            "vocab_size_per_layer_input": VOCAB, "final_logit_softcapping": 30.0,
+            **_BASE,
+            "model_type": "gemma4_text",
+            "sliding_window": WINDOW,
+            "layer_types": _SLIDING,
+            "global_head_dim": 8,
+            "num_kv_shared_layers": 2,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCAB,
+            "final_logit_softcapping": 30.0,
         },
     },
     "gemma4_text": {
-        "sliding_window": WINDOW, "layer_types": _SLIDING, "global_head_dim": 8, "num_kv_shared_layers": 0,
-        "hidden_size_per_layer_input": 0, "final_logit_softcapping": 30.0,
+        "sliding_window": WINDOW,
+        "layer_types": _SLIDING,
+        "global_head_dim": 8,
+        "num_kv_shared_layers": 0,
+        "hidden_size_per_layer_input": 0,
+        "final_logit_softcapping": 30.0,
     },
-    "gpt_oss": {"sliding_window": WINDOW, "layer_types": _SLIDING, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "gpt_oss": {
+        "sliding_window": WINDOW,
+        "layer_types": _SLIDING,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
     "ministral3": {
-        "sliding_window": WINDOW, "layer_types": _SLIDING,
-        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default", "llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 4096},
+        "sliding_window": WINDOW,
+        "layer_types": _SLIDING,
+        "rope_parameters": {
+            "rope_theta": 10000.0,
+            "rope_type": "default",
+            "llama_4_scaling_beta": 0.1,
+            "original_max_position_embeddings": 4096,
+        },
     },
     "muse_glimmer": {
-        "sliding_window": WINDOW, "layer_types": _SLIDING, "output_multiplier": 0.5, "final_logit_softcapping": 20.0,
+        "sliding_window": WINDOW,
+        "layer_types": _SLIDING,
+        "output_multiplier": 0.5,
+        "final_logit_softcapping": 20.0,
     },
     "olmo3": {"sliding_window": WINDOW, "layer_types": _SLIDING},
     "qwen3_5": {"text_config": {**_BASE, **_DELTA, "model_type": "qwen3_5_text"}},
     "qwen3_5_moe": {
-        "text_config": {**_BASE, **_DELTA, **_MOE, "model_type": "qwen3_5_moe_text", "shared_expert_intermediate_size": 16}
+        "text_config": {
+            **_BASE,
+            **_DELTA,
+            **_MOE,
+            "model_type": "qwen3_5_moe_text",
+            "shared_expert_intermediate_size": 16,
+        }
     },
     "qwen3_next": {
-        **_DELTA, **_MOE, "shared_expert_intermediate_size": 16, "decoder_sparse_step": 1, "mlp_only_layers": [],
+        **_DELTA,
+        **_MOE,
+        "shared_expert_intermediate_size": 16,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
         "partial_rotary_factor": 0.5,
     },
-}  # fmt: skip
+}
 
 
 def config_of(model_type: str, **overrides: Any) -> dict[str, Any]:
@@ -156,15 +234,29 @@ def drafter_config(generation: int, *, num_target_layers: int = 4, **overrides: 
     """A drafter's config.json of toy size, for the targets above."""
     config: dict[str, Any] = {
         "architectures": [{1: "DFlashDraftModel", 2: "DFlash2DraftModel"}[generation]],
-        "hidden_size": HIDDEN, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 8, "vocab_size": VOCAB, "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0, "num_target_layers": num_target_layers, "block_size": 8,
-        "dflash_config": {"mask_token_id": overrides.get("vocab_size", VOCAB) - 1, "target_layer_ids": [0, 1, 3]},
-    }  # fmt: skip
+        "hidden_size": HIDDEN,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "vocab_size": VOCAB,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "num_target_layers": num_target_layers,
+        "block_size": 8,
+        "dflash_config": {
+            "mask_token_id": overrides.get("vocab_size", VOCAB) - 1,
+            "target_layer_ids": [0, 1, 3],
+        },
+    }
     if generation == 2:
         config["dflash_config"] |= {
-            "conv_kernel_size": 2, "conv_group_size": 8, "selector_rank": 8, "selector_top_k": 8,
-        }  # fmt: skip
+            "conv_kernel_size": 2,
+            "conv_group_size": 8,
+            "selector_rank": 8,
+            "selector_top_k": 8,
+        }
     layer_ids = overrides.pop("target_layer_ids", None)
     if layer_ids:
         config["dflash_config"]["target_layer_ids"] = layer_ids

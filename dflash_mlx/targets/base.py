@@ -22,6 +22,13 @@ class Verified:
     logits: mx.array
     features: mx.array | None
 
+    @property
+    def tapped(self) -> mx.array:
+        """The features of a pass that was asked for taps."""
+        if self.features is None:
+            raise RuntimeError("this pass had no taps")
+        return self.features
+
 
 class TargetState(Protocol):
     """The caches of one sequence. `length`: tokens in them, all committed between two cycles."""
@@ -36,6 +43,9 @@ class TargetState(Protocol):
 
     def trim_to(self, length: int) -> bool:
         """Drop the rows from `length` on; False (and nothing done) where the caches cannot."""
+
+    def arrays(self) -> Any:
+        """The buffers, a tree for `mx.eval`."""
 
 
 class Target(Protocol):

@@ -22,7 +22,7 @@ _AROUND = "_dflash_around"
 
 @functools.cache
 def _watched(original: type) -> type:
-    call = original.__call__  # type: ignore[operator]
+    call = original.__call__
 
     def watched_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return self.__dict__[_AROUND](call, self, args, kwargs)

@@ -10,7 +10,7 @@ from mlx_lm.models.cache import ArraysCache, make_prompt_cache
 
 from dflash_mlx.cache import KINDS
 from dflash_mlx.errors import UserError
-from dflash_mlx.targets.base import Verified
+from dflash_mlx.targets.base import TargetState, Verified
 from dflash_mlx.targets.gated_delta import Tape
 from dflash_mlx.targets.hooks import Around, Hooks
 
@@ -66,7 +66,7 @@ class ModelTarget:
     """
 
     def __init__(self, model: nn.Module, model_type: str) -> None:
-        text = getattr(model, "language_model", model)
+        text: Any = getattr(model, "language_model", model)
         self.model = model
         self.model_type = model_type
         self.layers: list[nn.Module] = list(model.layers)
@@ -87,8 +87,9 @@ class ModelTarget:
         return tuple(KINDS[type(cache)].name for cache in make_prompt_cache(self.model))
 
     def forward(
-        self, ids: mx.array, state: ModelState, taps: tuple[int, ...] = (), *, rollback: bool = False
+        self, ids: mx.array, state: TargetState, taps: tuple[int, ...] = (), *, rollback: bool = False
     ) -> Verified:
+        state = _own(state)
         if state.pending is not None:
             raise RuntimeError("the last verify pass was not committed")
         outputs: dict[int, mx.array] = {}
@@ -108,7 +109,8 @@ class ModelTarget:
         features = mx.concatenate([outputs[i] for i in taps], axis=-1) if taps else None
         return Verified(logits, features)
 
-    def commit(self, state: ModelState, rows: int) -> None:
+    def commit(self, state: TargetState, rows: int) -> None:
+        state = _own(state)
         if state.pending is None:
             raise RuntimeError("there is no verify pass to commit")
         length, tapes = state.pending
@@ -152,3 +154,10 @@ def _keep_output(outputs: dict[int, mx.array], index: int) -> Around:
         return result
 
     return around
+
+
+def _own(state: TargetState) -> ModelState:
+    """The state as the class that `new_state` gave out."""
+    if not isinstance(state, ModelState):
+        raise TypeError(f"the state is a {type(state).__name__}, not from `new_state`")
+    return state
