@@ -54,7 +54,7 @@ def load_pair(target: str | Path, drafter: str | Path | None = None) -> Pair:
     target_folder = Path(target)
     config = read_config_json(target_folder)
     model_type, family = family_of(config)
-    drafter_config = None if drafter is None else _fitting_config(Path(drafter), config, family)
+    drafter_config = None if drafter is None else fitting_config(Path(drafter), config, family)
     read_folder(target_folder)
     if drafter is not None:
         read_folder(drafter)
@@ -83,7 +83,7 @@ def load_pair(target: str | Path, drafter: str | Path | None = None) -> Pair:
     )
 
 
-def _fitting_config(folder: Path, target: dict[str, Any], family: Family) -> DrafterConfig:
+def fitting_config(folder: Path, target: dict[str, Any], family: Family) -> DrafterConfig:
     """The drafter's config, completed from the target's; a mismatch is a UserError."""
     hidden_size = int(_text_field(target, "hidden_size"))
     return load_config(folder).for_target(
