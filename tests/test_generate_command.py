@@ -7,18 +7,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import folders
 import pytest
-import tiny
-from drafter_cases import checkpoint_weights, write_folder
-from mlx.utils import tree_flatten
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner, Result
 
 from dflash_mlx.cli.app import app
 
-WORDS = ["<s>", "</s>", "<unk>", "user", "system", "assistant", *(f"w{i}" for i in range(6, tiny.VOCAB))]
-TEMPLATE = "<s> {% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}assistant"
 PROMPT = ["--prompt", "w10 w20 w30"]
 ENDLESS = ["--logit-bias", "1=-100"]  # never `</s>`
 
@@ -26,18 +20,7 @@ ENDLESS = ["--logit-bias", "1=-100"]  # never `</s>`
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`target`, and `dflash` and `dflash2` made for it."""
-    root = tmp_path_factory.mktemp("checkpoints")
-    config = {**tiny.config_of("llama"), "architectures": ["LlamaForCausalLM"], "eos_token_id": 1}
-    write_folder(root / "target", config, dict(tree_flatten(tiny.build_model("llama").parameters())))
-    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(
-        tokenizer_object=words, bos_token="<s>", eos_token="</s>", unk_token="<unk>", chat_template=TEMPLATE
-    ).save_pretrained(root / "target")
-    for generation, name in ((1, "dflash"), (2, "dflash2")):
-        weights = checkpoint_weights(tiny.build_drafter(generation))
-        write_folder(root / name, tiny.drafter_config(generation), weights)
-    return root
+    return folders.write_checkpoints(tmp_path_factory.mktemp("checkpoints"))
 
 
 @pytest.fixture(autouse=True)
