@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 import dflash_mlx
 from dflash_mlx.errors import UserError
 
-from . import console, generate, options
+from . import console, convert, generate, options
 from .layout import GroupedCommand
 
 NAME = "dflash-mlx"
@@ -81,6 +81,7 @@ def root(
 
 
 app.command("generate", cls=GroupedCommand, epilog=generate.EXAMPLE)(generate.generate)
+app.command("convert", cls=GroupedCommand, epilog=convert.EXAMPLE)(convert.convert)
 
 
 def main() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,10 @@ from dflash_mlx.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import ProgressColumn, TaskID
+
+NARROW = 72  # columns; below, a bar leaves out what it can
+PIPE_COLUMNS = 100
 
 
 def write(text: str) -> None:
@@ -64,6 +69,41 @@ def working(text: str) -> Iterator[None]:
         return
     with console.status(text, spinner="dots"):
         yield
+
+
+Meter = Callable[[str, int, int], None]  # what is going on, how much of it is done, of how much
+
+
+@contextmanager
+def progress() -> Iterator[Meter]:
+    """A bar of bytes with the time left, on a terminal; elsewhere nothing."""
+    console = _stderr()
+    if not console.is_terminal:
+        yield lambda text, done, total: None
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    narrow = console.width < NARROW
+    parts: list[ProgressColumn] = [
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=10 if narrow else 30),
+    ]
+    parts += [TimeRemainingColumn(compact=True)] if narrow else [DownloadColumn(), TimeRemainingColumn()]
+    tasks: dict[str, TaskID] = {}
+    with Progress(*parts, console=console) as bars:
+
+        def show(text: str, done: int, total: int) -> None:
+            if text not in tasks:
+                tasks[text] = bars.add_task(text, total=total)
+            bars.update(tasks[text], completed=done)
+
+        yield show
+
+
+def columns() -> int:
+    """The width of what `write` writes to: a terminal's own, `PIPE_COLUMNS` elsewhere."""
+    wide = sys.stdout is not None and sys.stdout.isatty()
+    return shutil.get_terminal_size().columns if wide else PIPE_COLUMNS
 
 
 def replace_unencodable() -> None:

@@ -1,0 +1,152 @@
+"""An output folder that exists complete or not at all.
+
+Everything is written to `.NAME.partial` beside the final place, which one process at a time can hold; at the
+end it is renamed. Whoever finds such a folder that nobody holds cleans up after a process that was killed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dflash_mlx.errors import UserError
+
+from .report import REPORT_FILE
+
+MARGIN_BYTES = 16_000_000  # headers, config, card, file system's own
+
+
+def check_output(source: Path, out: Path, *, overwrite: bool) -> None:
+    """Before any work.
+
+    Args:
+        source: Folder that is read.
+        out: Folder to make.
+        overwrite: It may be there already, if a conversion made it.
+
+    Raises:
+        UserError: `out` is there, or is, holds or lies in the source.
+    """
+    mine, theirs = out.resolve(), source.resolve()
+    if mine == theirs or mine in theirs.parents or theirs in mine.parents:
+        raise UserError(f"`{out}` and the source `{source}` lie within each other", "choose another `--out`")
+    if out.is_dir():
+        if not any(out.iterdir()):
+            return
+        if not overwrite:
+            raise UserError(f"`{out}` exists", "`--overwrite` replaces it, or choose another `--out`")
+        if not (out / REPORT_FILE).is_file():
+            raise UserError(
+                f"`{out}` was not made by a conversion: it has no `{REPORT_FILE}`",
+                "remove it yourself, or choose another `--out`",
+            )
+    elif out.exists() or out.is_symlink():
+        raise UserError(f"`{out}` is not a folder", "choose another `--out`")
+
+
+def check_space(out: Path, needed: int) -> None:
+    """Compare what the output takes with what is free where it goes.
+
+    Raises:
+        UserError: It does not fit.
+    """
+    place = out.resolve().parent
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    needed += MARGIN_BYTES
+    if needed > free:
+        raise UserError(
+            f"the result needs {needed / 1e9:.2f} GB, `{place}` has {free / 1e9:.2f} GB free",
+            "free some space, or choose another `--out`",
+        )
+
+
+@contextmanager
+def staging(out: Path) -> Iterator[Path]:
+    """A folder to write to, which becomes `out` when the body ends without an exception.
+
+    Args:
+        out: Checked by `check_output`; what is there is replaced.
+
+    Yields:
+        An empty folder on the same disk, gone if the body raises.
+
+    Raises:
+        UserError: Another process is writing to `out`, or its parent folder cannot be written to.
+    """
+    out = out.resolve()
+    partial, replaced = (out.with_name(f".{out.name}.{state}") for state in ("partial", "replaced"))
+    with writing():
+        out.parent.mkdir(parents=True, exist_ok=True)
+        lock = _hold(partial, out)
+    try:
+        content = partial / "content"
+        with writing():
+            _recover(out, replaced)
+            shutil.rmtree(content, ignore_errors=True)
+            content.mkdir()
+        yield content
+        with writing():
+            _install(content, out, replaced)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        os.close(lock)  # and with it the lock
+
+
+@contextmanager
+def writing() -> Iterator[None]:
+    """What the file system says to a write, as a sentence."""
+    try:
+        yield
+    except OSError as problem:
+        raise UserError(
+            f"the output cannot be written: {problem.strerror}",
+            "free some space or choose another `--out`, and run it again",
+        ) from problem
+
+
+def _hold(partial: Path, out: Path) -> int:
+    """Make the folder, or take over a dead process's; an open descriptor that locks it."""
+    while True:
+        partial.mkdir(exist_ok=True)
+        try:
+            descriptor = os.open(partial, os.O_RDONLY)
+        except FileNotFoundError:
+            continue  # its holder has just finished
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as problem:
+            os.close(descriptor)
+            raise UserError(
+                f"another conversion is writing to `{out}`", "wait for it, or choose another `--out`"
+            ) from problem
+        # The holder may have removed it between `open` and `flock`: then the lock is on nothing.
+        if partial.exists() and os.path.samestat(partial.stat(), os.fstat(descriptor)):
+            return descriptor
+        os.close(descriptor)
+
+
+def _recover(out: Path, replaced: Path) -> None:
+    """After a process that was killed while it exchanged the folders."""
+    if replaced.exists():
+        if out.exists():
+            shutil.rmtree(replaced)
+        else:
+            replaced.rename(out)
+
+
+def _install(content: Path, out: Path, replaced: Path) -> None:
+    try:
+        if out.exists():
+            out.rename(replaced)
+        content.rename(out)
+    except BaseException:  # an interrupt between the two renames, too
+        if replaced.exists() and not out.exists():
+            replaced.rename(out)
+        raise
+    shutil.rmtree(replaced, ignore_errors=True)
