@@ -18,7 +18,6 @@ from mlx_lm.generate import generate_step
 from dflash_mlx.accept import accept
 from dflash_mlx.decode import Decoder, Line
 from dflash_mlx.drafters.base import Proposal
-from dflash_mlx.prefill import prefill
 from dflash_mlx.sampling import Sampler
 from dflash_mlx.types import SamplingParams
 
@@ -83,12 +82,10 @@ def main() -> None:
     script = fakes.ScriptedDrafter([*PROMPT, *right], lambda _: args.width // 2, tiny.VOCAB)
     drafter = tiny.build_drafter(2, **size)
     pair = fakes.pair_of(target, HalfRight(drafter, script))
-    lines = [Line(pair), Line(pair)]
-    for line in lines:
-        prefill(pair, line, [*PROMPT, right[0]], step=2048)
+    lines = [fakes.line_at(pair, [*PROMPT, right[0]]) for _ in range(2)]
     laps = Laps()
     sampler = Sampler(SamplingParams(), target.vocab_size)
-    decoder = Decoder(pair, lines[0], SamplingParams())
+    decoder = Decoder(pair, lines[0], sampler)
     for round_ in range(args.rounds + 5):
         if round_ == 5:  # warm now
             laps = Laps()
@@ -99,9 +96,7 @@ def main() -> None:
     names = ("draft", "verify", "extend", "replay")
     total = sum(laps.median(name) for name in names)
     print(machine())
-    print(
-        f"width {args.width}: {args.width // 2} kept, hidden {args.hidden}, median of {args.rounds} rounds"
-    )
+    print(f"width {args.width}: {args.width // 2} kept, hidden {args.hidden}, median of {args.rounds} rounds")
     print("  ".join(f"{name} {1e3 * laps.median(name):.2f} ms" for name in names))
     ratio = laps.median("cycle") / total
     print(

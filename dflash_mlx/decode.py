@@ -6,8 +6,9 @@ Knows tokens and caches; nothing of text, clocks or terminals.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
@@ -17,11 +18,25 @@ from dflash_mlx.sampling import Keys, Sampler
 if TYPE_CHECKING:
     from dflash_mlx.drafters.base import Context, Drafter
     from dflash_mlx.pair import Pair
-    from dflash_mlx.targets.base import TargetState
-    from dflash_mlx.types import SamplingParams
+    from dflash_mlx.stream import Ending
+    from dflash_mlx.targets.base import Snapshot, TargetState
 
 # Features of plain steps go to the drafter together: its projections cost the same for 32 rows as for one.
 FEATURE_ROWS = 32
+
+
+@dataclass(frozen=True)
+class LineSnapshot:
+    """The caches of target and drafter as they were after `length` tokens."""
+
+    length: int
+    target: Snapshot
+    drafter: Any
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it holds beyond the caches: windows and recurrent states; 0 for plain KV caches."""
+        return self.target.nbytes + (0 if self.drafter is None else int(self.drafter.nbytes))
 
 
 class Line:
@@ -37,17 +52,40 @@ class Line:
         self.tokens: list[int] = []
         self.draft_checked = False
 
+    def trim_to(self, length: int) -> bool:
+        """Drop the rows from `length` on; False where a cache cannot: the line then needs a snapshot."""
+        if self.context is not None and not self.context.trim_to(length):
+            return False
+        if not self.state.trim_to(length):
+            return False
+        del self.tokens[length:]
+        return True
+
+    def snapshot(self) -> LineSnapshot:
+        """Keep what is needed to come back here."""
+        context = None if self.context is None else self.context.snapshot()
+        return LineSnapshot(self.state.length, self.state.snapshot(), context)
+
+    def restore(self, snapshot: LineSnapshot) -> None:
+        """Go back to a snapshot of this line; the rows before it must not have been changed since."""
+        self.state.restore(snapshot.target)
+        if self.context is not None:
+            self.context.restore(snapshot.drafter)
+        del self.tokens[snapshot.length :]
+
 
 @dataclass(frozen=True)
-class Cycle:
-    """What one cycle committed.
+class Step:
+    """What one cycle, or one plain step, committed.
 
     Attributes:
         tokens: `accepted + 1` of them, fewer where the generation ends inside the block.
+        width: Rows of the pass.
         accepted: n, how many drafted tokens the target agreed with.
     """
 
     tokens: tuple[int, ...]
+    width: int
     accepted: int
 
 
@@ -57,17 +95,34 @@ class Decoder:
     Args:
         pair: Target and, for cycles, drafter.
         line: Prefilled up to its last token.
-        sampling: How tokens are chosen.
+        sampler: How tokens are chosen.
     """
 
-    def __init__(self, pair: Pair, line: Line, sampling: SamplingParams) -> None:
+    def __init__(self, pair: Pair, line: Line, sampler: Sampler) -> None:
         self._target, self._maybe_drafter, self._line = pair.target, pair.drafter, line
         self._taps = pair.drafter.config.target_layer_ids if pair.drafter else ()
-        self._sampler = Sampler(sampling, pair.target.vocab_size)
-        self._keys = Keys(sampling.seed)
+        self._sampler, self._keys = sampler, Keys(sampler.params.seed)
         self._features: list[mx.array] = []  # of plain steps, not yet in the drafter's context
 
-    def cycle(self, width: int, keep: Callable[[list[int]], int]) -> Cycle:
+    def steps(self, ending: Ending, width: int) -> Generator[Step]:
+        """Steps until the ending has come: the first token, then cycles, or plain steps throughout.
+
+        A verify pass is never wider than the tokens that are wanted still; a last single one is plain.
+        """
+        rows = 1
+        while not ending.ended():
+            if rows > 1:
+                yield self.cycle(rows, ending.keep)
+            else:
+                with closing(self.plain(ending.left if width == 1 else 1)) as tokens:
+                    for token in tokens:
+                        ending.keep([token])
+                        yield Step((token,), width=1, accepted=0)
+                        if ending.ended():
+                            break
+            rows = min(width, ending.left)
+
+    def cycle(self, width: int, keep: Callable[[list[int]], int]) -> Step:
         """One verify pass over the anchor and `width - 1` drafted tokens; one host read.
 
         Args:
@@ -95,7 +150,7 @@ class Decoder:
         self._target.commit(line.state, rows)
         drafter.extend(verified.tapped[:, :rows], context)
         line.tokens += tokens[:rows]
-        return Cycle(tuple(tokens[:rows]), accepted)
+        return Step(tuple(tokens[:rows]), width, accepted)
 
     def plain(self, limit: int) -> Generator[int]:
         """At most `limit` tokens, one row each; the next step runs before a token is read.

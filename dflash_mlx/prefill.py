@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Generator, Sequence
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
@@ -13,45 +13,38 @@ if TYPE_CHECKING:
 
 
 def prefill(
-    pair: Pair,
-    line: Line,
-    prompt: Sequence[int],
-    *,
-    step: int,
-    cancelled: Callable[[], bool] = lambda: False,
-) -> bool:
-    """Bring all tokens of `prompt` but the last into the caches of an empty or shorter line.
+    pair: Pair, line: Line, prompt: Sequence[int], *, step: int, borders: Collection[int] = ()
+) -> Generator[int]:
+    """Bring all tokens of `prompt` but the last into the caches of a line that holds a prefix of it.
 
     Args:
         pair: Target and drafter.
-        line: Holds a prefix of the prompt; `line.tokens` becomes the prompt.
+        line: Its tokens grow with its caches; at the end they are the whole prompt.
         prompt: At least one token.
-        step: Rows per chunk. Of a chunk only the caches are evaluated, never its logits; its features go
-            to the drafter at once and are dropped.
-        cancelled: Asked between chunks.
+        step: Most rows per chunk. Of a chunk only the caches are evaluated, never its logits; its features
+            go to the drafter at once and are dropped.
+        borders: Lengths at which a chunk has to end.
 
-    Returns:
-        False if it was cancelled; the line then holds whole chunks.
+    Yields:
+        The length of the line after each chunk. It may be left for good at any of them.
     """
     drafter, context = pair.drafter, line.context
-    end = len(prompt) - 1
-    for start in range(line.state.length, end, step):
-        if cancelled():
-            return False
-        rows = min(step, end - start)
-        ids = mx.array([prompt[start : start + rows]], mx.int32)
+    start, end = line.state.length, len(prompt) - 1
+    while start < end:
+        stop = min([start + step, end, *(border for border in borders if border > start)])
+        ids = mx.array([prompt[start:stop]], mx.int32)
         if drafter is None or context is None:
             pair.target.forward(ids, line.state)
-        elif drafter.window is not None and end - start - rows >= drafter.window:
+        elif drafter.window is not None and end - stop >= drafter.window:
             # A sliding drafter sees only the last rows of a prompt: these need no features.
             pair.target.forward(ids, line.state)
-            context.skip(rows)
+            context.skip(stop - start)
         else:
-            drafter.extend(
-                pair.target.forward(ids, line.state, drafter.config.target_layer_ids).tapped, context
-            )
-        line.tokens = list(prompt[: start + rows])
+            taps = drafter.config.target_layer_ids
+            drafter.extend(pair.target.forward(ids, line.state, taps).tapped, context)
         mx.eval(line.state.arrays(), context.arrays() if context else [])
         mx.clear_cache()
+        line.tokens = list(prompt[:stop])
+        yield stop
+        start = stop
     line.tokens = list(prompt)
-    return True

@@ -8,8 +8,10 @@ from typing import Any
 
 import mlx.core as mx
 
+from dflash_mlx.decode import Line
 from dflash_mlx.drafters.base import Proposal
 from dflash_mlx.pair import Pair
+from dflash_mlx.prefill import prefill
 from dflash_mlx.targets.model import ModelTarget
 
 
@@ -20,11 +22,20 @@ class ScriptContext:
     length: int = 0
     features: list[mx.array] = field(default_factory=list)
 
-    def snapshot(self) -> Any:
-        return self.length, list(self.features)
+    def snapshot(self) -> ScriptContext:
+        return ScriptContext(self.length, list(self.features))
 
-    def restore(self, snapshot: Any) -> None:
-        self.length, self.features = snapshot[0], list(snapshot[1])
+    def restore(self, snapshot: ScriptContext) -> None:
+        self.length, self.features = snapshot.length, list(snapshot.features)
+
+    @property
+    def nbytes(self) -> int:
+        return 0
+
+    def trim_to(self, length: int) -> bool:
+        whole = mx.concatenate(self.features, axis=1)[:, :length]
+        self.length, self.features = length, [whole] if length else []
+        return True
 
     def skip(self, rows: int) -> None:
         self.length += rows
@@ -132,3 +143,11 @@ def pair_of(target: ModelTarget, drafter: Any = None, stop_ids: Iterable[int] = 
         "blas": None,
     }
     return Pair(**{**defaults, **fields})
+
+
+def line_at(pair: Pair, tokens: Sequence[int], step: int = 2048) -> Line:
+    """A line that has read all of `tokens` but the last, its anchor."""
+    line = Line(pair)
+    for _ in prefill(pair, line, tokens, step=step):
+        pass
+    return line

@@ -12,10 +12,8 @@ import mlx.core as mx
 import pytest
 import tiny
 
-from dflash_mlx.decode import Line
 from dflash_mlx.errors import UserError
 from dflash_mlx.generate import stream_generate
-from dflash_mlx.prefill import prefill
 from dflash_mlx.types import Block, Finished, Prefilled, SamplingParams
 
 PROMPT = list(range(3, 14))
@@ -82,8 +80,7 @@ def memory_beyond_caches(length: int) -> int:
     gc.collect()
     mx.clear_cache()
     before = mx.get_active_memory()
-    line = Line(pair)
-    prefill(pair, line, [5] * length, step=512)
+    line = fakes.line_at(pair, [5] * length, step=512)
     gc.collect()
     caches = line.state.nbytes + sum(array.nbytes for array in line.context.arrays())
     return mx.get_active_memory() - before - caches
@@ -110,10 +107,9 @@ def test_a_sliding_drafter_is_fed_the_end_of_a_prompt_only() -> None:
         taps_used.append(bool(taps)),
         original(ids, state, taps, **more),
     )[1]
-    chunked, whole = Line(pair), Line(pair)
-    prefill(pair, chunked, prompt, step=10)
+    chunked = fakes.line_at(pair, prompt, step=10)
     assert taps_used == [False] * 4 + [True] * 2
-    prefill(pair, whole, prompt, step=100)
+    whole = fakes.line_at(pair, prompt, step=100)
     drafts = [
         drafter.draft(mx.array([[1]]), 6, line.context, target, 0.0).tokens.tolist()
         for line in (chunked, whole)

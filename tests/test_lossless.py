@@ -13,9 +13,9 @@ import reference
 import tiny
 from caches import assert_close, assert_same_state
 
-from dflash_mlx.decode import Decoder, Line
+from dflash_mlx.decode import Decoder
 from dflash_mlx.generate import stream_generate
-from dflash_mlx.prefill import prefill
+from dflash_mlx.sampling import Sampler
 from dflash_mlx.targets.model import ModelTarget
 from dflash_mlx.types import Block, Event, Finished, SamplingParams
 
@@ -71,9 +71,8 @@ def test_every_accepted_count_leaves_the_right_state(kind: tuple[str, int], acce
     """One cycle that keeps exactly `accepted`; then the state, and 50 more tokens by plain steps."""
     drafter = scripted(kind, lambda cycle: accepted)
     pair = fakes.pair_of(target_of(*kind), drafter)
-    line = Line(pair)
-    prefill(pair, line, [*PROMPT, right(*kind)[0]], step=4)
-    decoder = Decoder(pair, line, SamplingParams())
+    line = fakes.line_at(pair, [*PROMPT, right(*kind)[0]], step=4)
+    decoder = Decoder(pair, line, Sampler(SamplingParams(), tiny.VOCAB))
     cycle = decoder.cycle(WIDTH, len)
     assert (cycle.accepted, len(cycle.tokens)) == (accepted, accepted + 1)
     assert tuple(line.tokens) == (*PROMPT, *right(*kind)[: accepted + 2])
@@ -129,9 +128,10 @@ def test_a_stop_id_anywhere_in_a_block(kind: tuple[str, int], accepted: int, pla
     assert events[-1].reason == "stop"
     assert events[-1].stats.cycles == 1
 
-    line = Line(pair)
-    prefill(pair, line, [*prompt, text[start]], step=2048)
-    Decoder(pair, line, SamplingParams()).cycle(WIDTH, lambda block: block.index(stop) + 1)
+    line = fakes.line_at(pair, [*prompt, text[start]])
+    Decoder(pair, line, Sampler(SamplingParams(), tiny.VOCAB)).cycle(
+        WIDTH, lambda block: block.index(stop) + 1
+    )
     alone = target_of(*kind).new_state()
     target_of(*kind).forward(mx.array([line.tokens[:-1]]), alone)
     assert line.tokens[-1] == stop
@@ -158,9 +158,8 @@ def test_closing_early_is_right_at_every_event(kind: tuple[str, int], width: int
 def test_a_closed_plain_run_leaves_states_in_step(steps: int) -> None:
     kind = KINDS[2]
     pair = fakes.pair_of(target_of(*kind), scripted(kind, lambda cycle: 0))
-    line = Line(pair)
-    prefill(pair, line, PROMPT, step=4)
-    plain = Decoder(pair, line, SamplingParams()).plain(20)
+    line = fakes.line_at(pair, PROMPT, step=4)
+    plain = Decoder(pair, line, Sampler(SamplingParams(), tiny.VOCAB)).plain(20)
     for _ in range(steps):
         next(plain)
     plain.close()

@@ -14,9 +14,9 @@ from mlx_lm.generate import generate_step
 from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p, make_logits_processors, make_sampler
 from scipy import stats
 
-from dflash_mlx.decode import Decoder, Line
+from dflash_mlx.decode import Decoder
 from dflash_mlx.generate import stream_generate
-from dflash_mlx.prefill import prefill
+from dflash_mlx.sampling import Sampler
 from dflash_mlx.types import Block, SamplingParams
 
 PROMPT = [3, 5, 7, 11, 13, 17, 19, 23]
@@ -135,15 +135,13 @@ def sampled_triples(
         generation, vocab_size=V, num_target_layers=2, target_layer_ids=[0, 1], num_hidden_layers=1
     )
     pair = fakes.pair_of(target, drafter)
-    line = Line(pair)
     prompt = [1, 4, 2, 8, 5, 7]
-    prefill(pair, line, prompt, step=2048)
-    start = line.state.snapshot(), line.context.snapshot()
-    decoder = Decoder(pair, line, params)
+    line = fakes.line_at(pair, prompt)
+    start = line.snapshot()
+    decoder = Decoder(pair, line, Sampler(params, V))
     counts, lengths = Counter(), []
     for _ in range(draws):
-        line.state.restore(start[0])
-        line.context.restore(start[1])
+        line.restore(start)
         line.tokens = list(prompt)
         while len(line.tokens) < len(prompt) + 3:
             lengths.append(len(decoder.cycle(width, len).tokens))

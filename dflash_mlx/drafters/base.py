@@ -33,10 +33,13 @@ class Context(Protocol):
     length: int
 
     def snapshot(self) -> Any:
-        """Keep what is needed to come back to this length."""
+        """Keep what is needed to come back to this length; its `nbytes` are what it holds of its own."""
 
     def restore(self, snapshot: Any) -> None:
         """Go back to a snapshot of this context."""
+
+    def trim_to(self, length: int) -> bool:
+        """Drop the rows from `length` on; False (and nothing done) where that is not possible."""
 
     def skip(self, rows: int) -> None:
         """Move on by `rows` tokens whose features no draft can see any more (see `Drafter.window`)."""

@@ -69,6 +69,15 @@ class LayerContext:
             keys, values = self._cache.keys[..., first:end, :], self._cache.values[..., first:end, :]
             self._cache.state = (keys, values, self.window)
 
+    def trimmable(self, rows: int, length: int) -> bool:
+        """True if without the last `rows` all rows are left that a block after `length` tokens can see."""
+        wanted = length if self.window is None else min(length, self.window)
+        return bool(self._cache.offset - rows >= wanted)
+
+    def trim(self, rows: int) -> None:
+        """Drop the last `rows` rows."""
+        self._cache.trim(rows)
+
     def clear(self) -> None:
         """Forget all rows."""
         self._cache = KVCache()
@@ -112,6 +121,11 @@ class ContextSnapshot:
     windows: list[Pair | None]
     stale: bool = False
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the copies; nothing for full layers."""
+        return sum(array.nbytes for window in self.windows if window is not None for array in window)
+
 
 class DrafterContext:
     """The context of one sequence; `length` counts all its tokens, kept or not.
@@ -150,6 +164,16 @@ class DrafterContext:
             else:
                 layer.replace(window)
         self.length = snapshot.length
+
+    def trim_to(self, length: int) -> bool:
+        """Drop the rows from `length` on; False (and nothing done) if rows seen then are gone."""
+        rows = self.length - length
+        if rows < 0 or not all(layer.trimmable(rows, length) for layer in self.layers):
+            return False
+        for layer in self.layers:
+            layer.trim(rows)
+        self.length = length
+        return True
 
     def skip(self, rows: int) -> None:
         """Move on by `rows` tokens that no later draft can see: at least a window's rows must follow.

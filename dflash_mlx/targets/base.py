@@ -7,7 +7,13 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-Snapshot = Any  # opaque: what `TargetState.snapshot` gave out
+
+class Snapshot(Protocol):
+    """What `TargetState.snapshot` gave out: opaque, but for the bytes that it holds of its own."""
+
+    @property
+    def nbytes(self) -> int:
+        """0 where the caches themselves keep the rows."""
 
 
 @dataclass(frozen=True)

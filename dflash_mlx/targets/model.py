@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 from mlx_lm.models.cache import ArraysCache, make_prompt_cache
 
 from dflash_mlx.cache import KINDS
 from dflash_mlx.errors import UserError
-from dflash_mlx.targets.base import TargetState, Verified
+from dflash_mlx.targets.base import Snapshot, TargetState, Verified
 from dflash_mlx.targets.gated_delta import Tape
 from dflash_mlx.targets.hooks import Around, Hooks
+
+
+@dataclass(frozen=True)
+class StateSnapshot:
+    """What `ModelState.snapshot` gave out: one part per cache."""
+
+    length: int
+    parts: list[Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of windows and recurrent states; nothing for plain KV caches."""
+        leaves: dict[str, Any] = dict(tree_flatten(self.parts))
+        return sum(leaf.nbytes for leaf in leaves.values() if isinstance(leaf, mx.array))
 
 
 class ModelState:
@@ -26,14 +42,16 @@ class ModelState:
         self.length = 0
         self.pending: tuple[int, list[Tape]] | None = None  # rows and tapes of an uncommitted verify pass
 
-    def snapshot(self) -> tuple[int, list[Any]]:
-        return self.length, [KINDS[type(cache)].snapshot(cache) for cache in self.caches]
+    def snapshot(self) -> StateSnapshot:
+        return StateSnapshot(self.length, [KINDS[type(cache)].snapshot(cache) for cache in self.caches])
 
-    def restore(self, snapshot: tuple[int, list[Any]]) -> None:
-        self.length, saved = snapshot
+    def restore(self, snapshot: Snapshot) -> None:
+        if not isinstance(snapshot, StateSnapshot):
+            raise TypeError(f"the snapshot is a {type(snapshot).__name__}, not from `snapshot`")
         self.pending = None
-        for cache, part in zip(self.caches, saved, strict=True):
+        for cache, part in zip(self.caches, snapshot.parts, strict=True):
             KINDS[type(cache)].restore(cache, part)
+        self.length = snapshot.length
 
     def trim_to(self, length: int) -> bool:
         rows = self.length - length

@@ -1,0 +1,250 @@
+"""A conversation: target and drafter keep what they have read, and a new prompt reuses its beginning.
+
+Where a new prompt leaves the old one, the caches go back: by trimming where every one of them can (plain KV
+caches), else to a snapshot, taken at message borders and at the end of each prompt. A step that an exception
+tore apart is never continued: the next prompt starts from a snapshot, and says so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+from mlx_lm.utils import maybe_set_recommended_wired_limit
+
+from dflash_mlx.decode import Decoder, Line, LineSnapshot
+from dflash_mlx.errors import UserError
+from dflash_mlx.interrupts import deferred_sigint
+from dflash_mlx.metrics import Recorder
+from dflash_mlx.prefill import prefill
+from dflash_mlx.sampling import Sampler
+from dflash_mlx.stream import Ending, TextStream
+from dflash_mlx.types import Event, Prefilled, SamplingParams
+
+if TYPE_CHECKING:
+    from dflash_mlx.pair import Pair
+
+PREFILL_STEP = 2048  # mlx-lm's
+CLEAR_CACHE_TOKENS = 256  # mlx-lm's rhythm: keeps MLX's buffer cache from growing with the reply
+SNAPSHOTS = 4  # two turns: the border and the end of each one's prompt
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """One call of `generate`, checked."""
+
+    prompt: list[int]
+    sampler: Sampler
+    width: int
+    text: TextStream
+    ending: Ending
+    borders: frozenset[int]
+    notes: list[str]
+    cancelled: Callable[[], bool]
+
+
+class Session:
+    """One sequence on a pair, kept between turns.
+
+    Any number of sessions share a pair; one of them computes at a time.
+
+    Args:
+        pair: What `load_pair` returned.
+        prefill_step: Most rows of a prompt per chunk.
+        snapshots: How many to keep, newest first. With plain KV caches they cost nothing.
+
+    Example:
+        >>> session = Session(pair)  # doctest: +SKIP
+        >>> for event in session.generate(first_turn):  # doctest: +SKIP
+        ...     pass
+        >>> for event in session.generate(both_turns):  # reads only what is new  # doctest: +SKIP
+        ...     pass
+    """
+
+    def __init__(self, pair: Pair, *, prefill_step: int = PREFILL_STEP, snapshots: int = SNAPSHOTS) -> None:
+        if prefill_step < 1:
+            raise UserError(f"`prefill_step` is {prefill_step}; at least 1 row is needed")
+        if snapshots < 0:
+            raise UserError(f"`snapshots` is {snapshots}, a number below 0")
+        self._pair, self._prefill_step, self._limit = pair, prefill_step, snapshots
+        self._line = Line(pair)
+        self._snapshots: list[LineSnapshot] = []  # oldest first, lengths ascending
+        self._torn = False  # a step did not finish: line and caches may not fit each other
+        self._running: Generator[Event] | None = None
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """All committed ids, the last prompt and its reply so far."""
+        return tuple(self._line.tokens)
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """What the snapshots hold beyond the caches."""
+        return sum(snapshot.nbytes for snapshot in self._snapshots)
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams = SamplingParams(),
+        *,
+        max_tokens: int = 512,
+        width: int | None = None,
+        stop: Sequence[str] = (),
+        snapshot_at: Sequence[int] = (),
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> Iterator[Event]:
+        """Reply to `prompt`: `Prefilled`, then a `Block` per cycle or plain step, then `Finished`.
+
+        Args:
+            prompt: Token ids of the whole conversation, at least one; what the session has read of it is
+                not computed again.
+            sampling: How tokens are chosen; every option is exact under speculation.
+            max_tokens: At least 1; cut to what is left of the model's context, which `Prefilled.note` says.
+            width: Rows of a verify pass, 1 (plain) .. the drafter's block size; None: `pair.default_width`.
+            stop: Strings that end the text; they are not part of it.
+            snapshot_at: Lengths of the prompt where a later one may leave it: ends of messages.
+            cancelled: Asked between steps; True ends the stream with reason "interrupted".
+
+        Returns:
+            The events. Closing the iterator early is allowed at any time, and so is a new `generate`, which
+            closes it. SIGINT waits for the end of a step.
+
+        Raises:
+            UserError: At once, before anything is computed, if an argument cannot be served.
+        """
+        pair = self._pair
+        room = pair.check_prompt(prompt)
+        if max_tokens < 1:
+            raise UserError(f"`max_tokens` is {max_tokens}; at least 1 token must be asked for")
+        if any(not string for string in stop):
+            raise UserError("a stop string is empty", "leave it out to stop at the model's own end only")
+        notes = []
+        if room is not None and max_tokens > room:
+            notes.append(f"only {room} more tokens fit into the model's context of {pair.context_length}")
+            max_tokens = room
+        text = TextStream(pair.tokenizer.detokenizer, stop)
+        turn = _Turn(
+            prompt=list(prompt),
+            sampler=Sampler(sampling, pair.target.vocab_size),
+            width=pair.check_width(width),
+            text=text,
+            ending=Ending(pair.stop_ids, text, max_tokens),
+            borders=frozenset(snapshot_at),
+            notes=notes,
+            cancelled=cancelled,
+        )
+        if self._running is not None:
+            self._running.close()
+        self._running = self._events(turn)
+        return self._running
+
+    def _events(self, turn: _Turn) -> Generator[Event]:
+        mx.reset_peak_memory()
+        with wired():
+            recorder = Recorder(time.perf_counter, turn.width, len(turn.prompt))
+            torn = self._torn
+            with self._step():
+                recorder.reused_tokens = self._go_back(turn, torn)
+            whole = self._read(turn)
+            note = "; ".join(turn.notes) or None
+            yield Prefilled(len(turn.prompt), recorder.reused_tokens, recorder.prefilled(), note)
+            if whole:
+                yield from self._write(turn, recorder)
+            yield recorder.finish(turn.ending.reason or "interrupted", self._pair, mx.get_peak_memory())
+
+    def _go_back(self, turn: _Turn, torn: bool) -> int:
+        """Make the line the longest usable prefix of the prompt; its length."""
+        # The last token is always fed again: its logits are the first token's.
+        usable = min(common_prefix(self._line.tokens, turn.prompt), len(turn.prompt) - 1)
+        if not torn and self._line.state.length <= usable:
+            return self._line.state.length
+        self._forget_beyond(usable)
+        if not torn and self._line.trim_to(usable):
+            return usable
+        if self._snapshots:
+            self._line.restore(self._snapshots[-1])
+        else:
+            self._line = Line(self._pair)
+        if torn:
+            self._check_restored()
+            at = self._line.state.length
+            turn.notes.append(f"the last reply was torn off in the middle of a step: went back to token {at}")
+        return self._line.state.length
+
+    def _check_restored(self) -> None:
+        """Buffers that a failed computation was to fill cannot be read any more: begin anew then."""
+        try:
+            mx.eval(self._line.state.arrays(), self._line.context.arrays() if self._line.context else [])
+        except RuntimeError:
+            self._line = Line(self._pair)
+            self._snapshots.clear()
+
+    def _read(self, turn: _Turn) -> bool:
+        """Prefill; False if it was cancelled."""
+        chunks = prefill(self._pair, self._line, turn.prompt, step=self._prefill_step, borders=turn.borders)
+        with closing(chunks):
+            while not turn.cancelled():
+                with self._step():
+                    length = next(chunks, None)
+                    if length is None or length in turn.borders:
+                        self._keep_snapshot()
+                if length is None:
+                    return True
+        return False
+
+    def _write(self, turn: _Turn, recorder: Recorder) -> Iterator[Event]:
+        """One event per step until the end."""
+        cleared = 0
+        with closing(Decoder(self._pair, self._line, turn.sampler).steps(turn.ending, turn.width)) as steps:
+            while not turn.ending.ended() and not turn.cancelled():
+                with self._step():
+                    step = next(steps)
+                    readable = turn.text.finish() if turn.ending.ended() else turn.text.take()
+                yield recorder.block(step.tokens, readable, step.width, step.accepted)
+                if recorder.generated - cleared >= CLEAR_CACHE_TOKENS:
+                    cleared = recorder.generated
+                    mx.clear_cache()
+
+    @contextmanager
+    def _step(self) -> Iterator[None]:
+        """What must happen whole: SIGINT waits, and after any other exception the caches are not trusted."""
+        with deferred_sigint():
+            self._torn = True
+            yield
+            self._torn = False
+
+    def _keep_snapshot(self) -> None:
+        length = self._line.state.length
+        if not self._limit or (self._snapshots and self._snapshots[-1].length == length):
+            return
+        self._snapshots.append(self._line.snapshot())
+        del self._snapshots[: -self._limit]
+
+    def _forget_beyond(self, length: int) -> None:
+        """Rows from `length` on are about to be overwritten."""
+        self._snapshots = [snapshot for snapshot in self._snapshots if snapshot.length <= length]
+
+
+def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many leading tokens are the same."""
+    shorter = min(len(one), len(other))
+    return next((i for i in range(shorter) if one[i] != other[i]), shorter)
+
+
+@contextmanager
+def wired() -> Iterator[None]:
+    """Wire as much memory as the device recommends, as mlx-lm does; nothing where there is no Metal.
+
+    mlx-lm's own context manager prints to stdout, which belongs to the caller.
+    """
+    before = maybe_set_recommended_wired_limit()
+    try:
+        yield
+    finally:
+        if before is not None:
+            mx.synchronize()
+            mx.set_wired_limit(before)
