@@ -65,8 +65,12 @@ class ScriptedDrafter:
         self, right: Sequence[int], errors: Callable[[int], int], vocab: int, taps: Iterable[int] = (0, 1)
     ) -> None:
         self.config = ScriptConfig(tuple(taps))
-        self._right, self._errors, self._vocab = list(right), errors, vocab
-        self.cycles = 0
+        self._errors, self._vocab = errors, vocab
+        self.follow(right)
+
+    def follow(self, right: Sequence[int]) -> None:
+        """Another script, from its beginning."""
+        self._right, self.cycles = list(right), 0
 
     def new_context(self) -> ScriptContext:
         return ScriptContext()

@@ -18,6 +18,7 @@ import mlx.nn as nn
 Around = Callable[[Callable[..., Any], nn.Module, tuple[Any, ...], dict[str, Any]], Any]
 
 _AROUND = "_dflash_around"
+_ORIGINALS: dict[type, type] = {}  # by watched class
 
 
 @functools.cache
@@ -27,7 +28,9 @@ def _watched(original: type) -> type:
     def watched_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return self.__dict__[_AROUND](call, self, args, kwargs)
 
-    return type(original.__name__, (original,), {"__call__": watched_call})
+    watched = type(original.__name__, (original,), {"__call__": watched_call})
+    _ORIGINALS[watched] = original
+    return watched
 
 
 class Hooks:
@@ -42,10 +45,12 @@ class Hooks:
 
     def __enter__(self) -> None:
         for module, around in self._modules:
+            # An exception can keep even `__exit__` from running: never take a watched class for the original.
+            original = _ORIGINALS.get(type(module), type(module))
+            self._originals.append((module, original))
             # `nn.Module.__setattr__` would file the callable and the class under the module's own items.
             object.__setattr__(module, _AROUND, around)
-            self._originals.append((module, type(module)))
-            object.__setattr__(module, "__class__", _watched(type(module)))
+            object.__setattr__(module, "__class__", _watched(original))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
