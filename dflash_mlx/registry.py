@@ -1,8 +1,8 @@
 """Which published drafter belongs to which target, found by the target's base name.
 
 `mlx-community/Qwen3.8-27B-4bit` is `Qwen3.8-27B`: organisations, and suffixes that only say how the weights
-are stored, do not count. Everything else in a name does: `Qwen3-8B-Base` is another model than `Qwen3-8B`, and
-a fine-tune is not the model it was made from. Pure: names in, entries out.
+are stored, do not count. Everything else in a name does: `Qwen3-8B-Base` is another model than `Qwen3-8B`,
+and a fine-tune is not the model it was made from. Pure: names in, entries out.
 """
 
 from __future__ import annotations

@@ -1,0 +1,376 @@
+"""Repository names -> local folders, through huggingface_hub's cache.
+
+A local folder is taken as it is. Of a repository, `look` fetches config.json alone, so that it can be refused
+before gigabytes; `fetch` gets the rest, from the same commit. Resuming, the offline cache and `HF_TOKEN` are
+huggingface_hub's. Nothing here prints: progress goes to a callback. Importing this module loads no library.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from dflash_mlx.errors import UserError
+
+# What mlx-lm loads a model from, all of it in the top folder; no code. A subset of the files that mlx-lm
+# itself downloads: whoever has used a model there has all that is asked for here, without a network too.
+FILES = (
+    "*.json",
+    "*.jsonl",
+    "*.txt",
+    "*.jinja",
+    "*.tiktoken",
+    "tokenizer.model",
+    "model*.safetensors",
+)
+PAPERS = ("README.md", "LICENSE*", "NOTICE*")  # what a copy of the weights has to say of its origin
+NOT_FILES = ("*/*",)
+MARGIN_BYTES = 100_000_000  # left free on the disk
+
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+COMMIT = re.compile(r"[0-9a-f]{40}")
+
+# Within one call huggingface_hub goes on in the middle of a file; the next call begins that file anew.
+AGAIN = "run it again: files that are complete are kept"
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A model folder and where it came from.
+
+    Attributes:
+        name: The repository, or the path as it was given.
+        commit: The repository's, in full; None for a local folder.
+        complete: False while only config.json is sure to be there.
+    """
+
+    folder: Path
+    name: str
+    commit: str | None = None
+    complete: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.name}, commit {self.commit}" if self.commit else self.name
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """How far a download is, in bytes; `total` grows while files are still being looked up."""
+
+    name: str
+    done: int
+    total: int
+
+
+class MissingRepositoryError(UserError):
+    """The hub has no such repository, or shows it to its owner only."""
+
+
+Listener = Callable[[Transfer], None]
+# As `huggingface_hub.snapshot_download`: a stand-in makes everything here testable without a network.
+Download = Callable[..., Any]
+
+
+def _snapshot_download(repository: str, **options: Any) -> Any:
+    from huggingface_hub import snapshot_download
+
+    return snapshot_download(repository, **options)
+
+
+@dataclass(frozen=True)
+class Hub:
+    """The way to the hub.
+
+    Args:
+        listener: Told how far a download is, from several threads but never by two at once.
+        download: Does the work.
+    """
+
+    listener: Listener = lambda transfer: None
+    download: Download = _snapshot_download
+
+    def resolve(self, name: str | Path, revision: str | None = None) -> Resolved:
+        """A complete model folder; see the module's `resolve`."""
+        return self.fetch(self.look(name, revision))
+
+    def look(self, name: str | Path, revision: str | None = None) -> Resolved:
+        """A folder in which config.json is there, and maybe nothing else yet.
+
+        Args:
+            name: A local folder, or a repository as `owner/name`.
+            revision: Branch, tag or commit of a repository; None for its main branch.
+
+        Raises:
+            UserError: There is no such folder or repository, it has no config.json, it cannot be had from
+                here, or a revision of a local folder was asked for.
+        """
+        if _is_local(name):
+            if revision is not None:
+                raise UserError(
+                    f"`{name}` is a local folder, which has no revision `{revision}`",
+                    "leave the revision out, or give the name of a repository",
+                )
+            return Resolved(Path(name), str(name))
+        repository = str(name)
+        with _sentences(repository, revision, begun=False):
+            folder = Path(
+                self.download(
+                    repository,
+                    revision=revision,
+                    allow_patterns=["config.json"],
+                    tqdm_class=_bars(repository),
+                )
+            )
+        if not (folder / "config.json").is_file():
+            raise UserError(
+                f"`{repository}` has no `config.json`",
+                "a model in safetensors format is needed; GGUF files and adapters are not",
+            )
+        return Resolved(folder, repository, folder.name, complete=False)
+
+    def fetch(self, resolved: Resolved, *, papers: bool = False) -> Resolved:
+        """Everything a model is loaded from, at the commit that `look` found.
+
+        Args:
+            resolved: What `look` returned; one that is complete is returned as it is.
+            papers: Its model card and licence too, if the hub can be reached.
+
+        Raises:
+            UserError: The download was cut off, does not fit on the disk, or is needed but not possible.
+        """
+        if resolved.complete:
+            return resolved
+        name, commit = resolved.name, resolved.commit
+        with _sentences(name, commit):
+            missing = sum(size for _, size, wanted in self._listing(resolved) if wanted)
+            _check_space(name, resolved.folder, missing)
+            report = self.listener if missing else None
+            folder = self.download(name, revision=commit, **_patterns(FILES), tqdm_class=_bars(name, report))
+        if papers:
+            self._fetch_papers(resolved)
+        return replace(resolved, folder=Path(folder), complete=True)
+
+    def weight_bytes(self, resolved: Resolved) -> int | None:
+        """Bytes of a repository's weights before they are downloaded; None if that cannot be told.
+
+        Raises:
+            UserError: See `fetch`.
+        """
+        with _sentences(resolved.name, resolved.commit):
+            listing = self._listing(resolved)
+        return sum(size for file, size, _ in listing if file.endswith(".safetensors")) or None
+
+    def _listing(self, resolved: Resolved) -> list[tuple[str, int, bool]]:
+        """Name, bytes and whether it has to be downloaded, of each file; empty without a network."""
+        from huggingface_hub.errors import DryRunError
+
+        try:
+            files = self.download(
+                resolved.name,
+                revision=resolved.commit,
+                **_patterns(FILES),
+                tqdm_class=_bars(resolved.name),
+                dry_run=True,
+            )
+        except DryRunError:
+            return []  # offline: `download` itself says whether the cache will do
+        return [(file.filename, file.file_size or 0, file.will_download) for file in files]
+
+    def _fetch_papers(self, resolved: Resolved) -> None:
+        from huggingface_hub.errors import LocalEntryNotFoundError
+
+        try:
+            self.download(
+                resolved.name, revision=resolved.commit, **_patterns(PAPERS), tqdm_class=_bars(resolved.name)
+            )
+        except LocalEntryNotFoundError:
+            return  # offline, and never fetched before: nothing that a model needs
+
+
+def resolve(
+    name: str | Path, revision: str | None = None, *, listener: Listener = lambda transfer: None
+) -> Resolved:
+    """A model folder on this machine, downloaded if it has to be.
+
+    Args:
+        name: A local folder, which is taken as it is, or a repository as `owner/name`.
+        revision: Branch, tag or commit of a repository; None for its main branch.
+        listener: Told how far a download is.
+
+    Raises:
+        UserError: See `Hub.look` and `Hub.fetch`.
+
+    Example:
+        >>> resolve("mlx-community/Qwen3.8-27B-4bit").commit  # doctest: +SKIP
+    """
+    return Hub(listener).resolve(name, revision)
+
+
+def _is_local(name: str | Path) -> bool:
+    """True for a folder that is there; False for what can be a repository's name.
+
+    Raises:
+        UserError: It is neither.
+    """
+    if Path(name).is_dir():
+        return True
+    if Path(name).exists():
+        raise UserError(f"`{name}` is a file", "give the folder that it lies in")
+    if isinstance(name, Path) or not REPOSITORY.fullmatch(name):
+        raise UserError(
+            f"`{name}` does not exist", "give the path of a model folder, or a repository as `owner/name`"
+        )
+    return False
+
+
+def _patterns(files: Sequence[str]) -> dict[str, list[str]]:
+    return {"allow_patterns": list(files), "ignore_patterns": list(NOT_FILES)}
+
+
+def _check_space(name: str, folder: Path, needed: int) -> None:
+    """huggingface_hub only warns, and fails when the disk is full."""
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if needed and needed + MARGIN_BYTES > free:
+        raise UserError(
+            f"`{name}` needs {needed / 1e9:.1f} GB on the disk, {free / 1e9:.1f} GB are free",
+            "free some space, or set `HF_HOME` to a folder on another disk",
+        )
+
+
+def _bars(name: str, listener: Listener | None = None) -> type:
+    """A progress bar class in the form that huggingface_hub wants: shows nothing, tells the listener.
+
+    Args:
+        name: What is downloaded.
+        listener: None to be silent.
+    """
+    from huggingface_hub.utils.tqdm import tqdm
+
+    lock = Lock()
+    # One counts what comes over the network, another what is written; which of them move depends on the way.
+    byte_bars: list[Any] = []
+
+    class Bar(tqdm):
+        monitor_interval = 0  # no thread that watches over the display: there is none
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **{**options, "disable": False, "file": io.StringIO()})
+            if options.get("unit") == "B":
+                byte_bars.append(self)
+
+        def display(self, *args: Any, **options: Any) -> None:
+            """Nothing is shown."""
+
+        def update(self, n: float | None = 1) -> bool | None:
+            shown: bool | None = super().update(n)
+            with lock:
+                if listener is not None and byte_bars:
+                    done = max(bar.n for bar in byte_bars)
+                    total = max(bar.total or 0 for bar in byte_bars)
+                    listener(Transfer(name, int(min(done, total)), int(total)))
+            return shown
+
+    return Bar
+
+
+@contextmanager
+def _sentences(name: str, revision: str | None, *, begun: bool = True) -> Iterator[None]:
+    """What huggingface_hub and its network library raise, each as one sentence and a hint.
+
+    Args:
+        name: The repository.
+        revision: What was asked for.
+        begun: A part of it is on this machine.
+    """
+    from huggingface_hub import errors
+
+    # `errors.HTTPError` is the network library's, under whatever name this huggingface_hub imports it.
+    network_error: type[Exception] = vars(errors)["HTTPError"]
+    try:
+        yield
+    except (
+        errors.EntryNotFoundError,
+        errors.OfflineModeIsEnabled,
+        errors.RevisionResolutionError,
+        network_error,
+        OSError,
+        RuntimeError,  # what the hub's own transfer library raises
+    ) as problem:
+        raise _sentence(name, revision, problem, begun) from problem
+
+
+def _sentence(name: str, revision: str | None, problem: Exception, begun: bool) -> UserError:
+    from huggingface_hub import errors
+
+    match problem:
+        case errors.GatedRepoError():
+            return UserError(
+                f"`{name}` is gated: its owners want their terms accepted first",
+                f"accept them at https://huggingface.co/{name}, then `hf auth login` or set `HF_TOKEN`",
+            )
+        case errors.RepositoryNotFoundError():
+            return MissingRepositoryError(
+                f"`{name}` is no folder here and no repository on the hub, or a private one",
+                "check the spelling; for a private one `hf auth login` or set `HF_TOKEN`",
+            )
+        case errors.RevisionNotFoundError():
+            return UserError(
+                f"`{name}` has no revision `{revision}`", "give a branch, a tag or the full hash of a commit"
+            )
+        case errors.DisabledRepoError():
+            return UserError(f"`{name}` was disabled on the hub")
+        case (
+            errors.LocalEntryNotFoundError()
+            | errors.OfflineModeIsEnabled()
+            | errors.RevisionResolutionError()
+        ):
+            return _unreachable(name, problem, begun)
+        case errors.HfHubHTTPError():
+            return _refused(name, problem.response.status_code)
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
+            return UserError(
+                f"the disk is full: `{name}` was not downloaded whole",
+                "free some space, or set `HF_HOME` to a folder on another disk, and " + AGAIN,
+            )
+        case OSError(errno=errno.EACCES | errno.EROFS | errno.EPERM):
+            return UserError(
+                f"`{name}` cannot be saved: {problem.strerror}: `{problem.filename}`",
+                "set `HF_HOME` to a folder that can be written to",
+            )
+    return UserError(f"the download of `{name}` was cut off: {_first_line(problem)}", AGAIN)
+
+
+def _unreachable(name: str, problem: Exception, begun: bool) -> UserError:
+    """The cache lacks something, and the hub was not or could not be asked."""
+    from huggingface_hub import errors
+
+    cause = problem.__cause__
+    here = f"only a part of `{name}` is on this machine" if begun else f"`{name}` is not on this machine"
+    if isinstance(problem, errors.OfflineModeIsEnabled) or isinstance(cause, errors.OfflineModeIsEnabled):
+        return UserError(f"{here}, and the hub is switched off", f"unset `HF_HUB_OFFLINE`, and {AGAIN}")
+    if isinstance(cause, errors.HfHubHTTPError):
+        return _refused(name, cause.response.status_code)
+    return UserError(f"{here}, and the hub cannot be reached", f"check the network connection, and {AGAIN}")
+
+
+def _refused(name: str, status: int) -> UserError:
+    hints = {
+        401: "`hf auth login`, or set `HF_TOKEN` to a valid token",
+        403: "`hf auth login` with an account that may read it, or set `HF_TOKEN`",
+        429: "wait some minutes; with `HF_TOKEN` set more requests are allowed",
+    }
+    return UserError(f"the hub answers {status} to a request for `{name}`", hints.get(status, AGAIN))
+
+
+def _first_line(problem: Exception) -> str:
+    return str(problem).strip().partition("\n")[0].rstrip(".") or type(problem).__name__
