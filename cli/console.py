@@ -83,12 +83,10 @@ def progress() -> Iterator[Meter]:
         return
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    narrow = console.width < NARROW
-    parts: list[ProgressColumn] = [
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=10 if narrow else 30),
-    ]
-    parts += [TimeRemainingColumn(compact=True)] if narrow else [DownloadColumn(), TimeRemainingColumn()]
+    parts: list[ProgressColumn] = [TextColumn("{task.description}"), BarColumn(bar_width=None)]
+    if console.width >= NARROW:
+        parts.append(DownloadColumn())
+    parts.append(TimeRemainingColumn(compact=True, elapsed_when_finished=True))
     tasks: dict[str, TaskID] = {}
     with Progress(*parts, console=console) as bars:
 

@@ -25,7 +25,7 @@ def plan_table(summary: Summary, columns: int, errors: Mapping[str, float] | Non
     head = ["layer", "n", "shape", "now", "becomes", "before", "after"]
     cells = [
         [
-            row.kind,
+            row.kind.removeprefix("candidate_"),
             str(row.tensors),
             "×".join(str(axis) for axis in row.shape),
             row.was,
@@ -52,7 +52,7 @@ def plan_table(summary: Summary, columns: int, errors: Mapping[str, float] | Non
         lines = [line for cell in cells for line in _stacked(cell)]
         return "\n".join([*lines, "", *total, *notes]) + "\n"
     lines = _aligned([head, *cells], sides)
-    for left_out in (2, 2):  # the shape, then what it is now
+    for left_out in (2, 2, 3):  # the shape, then what it is now, then its size
         if max(len(line) for line in lines) > columns:
             for line in (head, *cells):
                 del line[left_out]

@@ -101,9 +101,7 @@ def prepare(
         from .target import target_recipe, target_summary
 
         if target is not None:
-            raise UserError(
-                f"`--target` is for the proof of a drafter, `{folder}` is a target", "leave it out"
-            )
+            raise UserError(f"`--target` is for drafters, `{folder}` is itself a target", "leave it out")
         recipe = target_recipe(source, recipe)
         return Prepared(source, recipe, target_summary(source, recipe))
     config = parse_config(source.config)

@@ -89,7 +89,8 @@ def drafter_tensors(found: Mapping[str, TensorInfo], layout: Layout) -> list[Ten
                 f"the tensors `{names[plain].name}` and `{name}` are the same one", "remove one of them"
             )
         names[plain] = info
-    packed = {name.removesuffix(".scales") for name in names if name.endswith(".scales")}
+    scaled = [name.removesuffix(".scales") for name in names if name.endswith(".scales")]
+    packed = {path for path in scaled if f"{path}.weight" in names}
     parts = {f"{path}{part}" for path in packed for part in (".scales", ".biases")}
     tensors: dict[str, Tensor] = {}
     extra: list[str] = []
@@ -110,7 +111,6 @@ def drafter_tensors(found: Mapping[str, TensorInfo], layout: Layout) -> list[Ten
             _packed(name, parameter, shape, names) if path in packed else _plain(name, parameter, shape, info)
         )
     missing = [name for name in layout.shapes if name not in tensors]
-    extra += [f"{path}.scales" for path in sorted(packed) if f"{path}.weight" not in names]
     _refuse(missing, extra)
     return [tensors[name] for name in layout.shapes]
 
