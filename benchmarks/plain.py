@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=12)
     args = parser.parse_args()
-    pair = load_pair(args.target)
+    pair = load_pair(args.target, plain=True)
     prompt = encode_chat(pair.tokenizer, [{"role": "user", "content": args.prompt}])
     laps = Laps()
 

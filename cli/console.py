@@ -93,7 +93,7 @@ def progress() -> Iterator[Meter]:
         def show(text: str, done: int, total: int) -> None:
             if text not in tasks:
                 tasks[text] = bars.add_task(text, total=total)
-            bars.update(tasks[text], completed=done)
+            bars.update(tasks[text], completed=done, total=total)
 
         yield show
 

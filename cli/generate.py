@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_format
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,7 +12,7 @@ import typer
 from dflash_mlx.errors import UserError
 from dflash_mlx.types import Block, Event, Finished, Prefilled, SamplingParams
 
-from . import console, interrupt, options, view
+from . import console, interrupt, models, options, view
 
 if TYPE_CHECKING:
     from dflash_mlx.load import Pair
@@ -20,10 +20,13 @@ if TYPE_CHECKING:
 EXAMPLE = """Example:
 
 \b
+  dflash-mlx generate -t mlx-community/Qwen3.8-27B-4bit \\
+    -p "Why is the sky blue?"
   dflash-mlx generate -t ./Qwen3.8-27B-4bit -d ./Qwen3.8-27B-DFlash2 \\
     -p "Why is the sky blue?"
 """
 
+BYTES_PER_TOKEN = 3
 INTERRUPTED = 130  # what a shell says of a program that SIGINT ended
 
 
@@ -43,10 +46,15 @@ def generate(
     system: options.System = None,
     max_tokens: options.MaxTokens = 512,
     width: options.Width = None,
+    reasoning: options.Reasoning = None,
     stop: options.Stop = [],  # noqa: B006 (Typer's way to say: none)
     plain: options.Plain = False,
     raw: options.Raw = False,
     json: options.Json = False,
+    revision: options.Revision = None,
+    drafter_revision: options.DrafterRevision = None,
+    drafter_bits: options.DrafterBits = None,
+    force: options.Force = False,
     debug: options.Debug = False,
     *,
     sampling: SamplingParams,
@@ -55,15 +63,21 @@ def generate(
 
     The text goes to standard output as it comes, one line of statistics to standard error.
     """
-    _check_flags(drafter, system, width, plain=plain, raw=raw)
+    drafting = {
+        "--drafter": drafter,
+        "--drafter-revision": drafter_revision,
+        "--drafter-bits": drafter_bits,
+        "--width": None if width == 1 else width,
+    }
+    _check_plain(drafting, plain=plain)
+    _check_raw({"--system": system, "--reasoning": reasoning}, raw=raw)
     text = _read_prompt(prompt)
-    with console.working(f"loading {target}"):
-        # Seconds of imports: only for those who want tokens.
-        from dflash_mlx.generate import stream_generate
-        from dflash_mlx.load import load_pair
+    bits = None if drafter_bits is None else int(drafter_bits)
+    wanted = models.Wanted(target, drafter, plain, revision, drafter_revision, bits, force)
+    pair = models.load(wanted, _tokens_at_most(text, system) + max_tokens)
+    ids = _encode(pair, text, system, reasoning, raw=raw)
+    from dflash_mlx.generate import stream_generate
 
-        pair = load_pair(target, drafter)
-    ids = _encode(pair, text, system, raw=raw)
     with interrupt.deferred() as pressed:
         events = stream_generate(
             pair, ids, sampling, max_tokens=max_tokens, width=width, stop=stop, cancelled=pressed
@@ -73,27 +87,27 @@ def generate(
         raise typer.Exit(INTERRUPTED)
 
 
-def _check_flags(
-    drafter: str | None, system: str | None, width: int | None, *, plain: bool, raw: bool
-) -> None:
-    if plain and drafter:
-        raise UserError(
-            "`--plain` and `--drafter` contradict each other",
-            "leave one out; `--width 1` decodes plainly with the drafter in memory",
-        )
-    if plain and width not in (None, 1):
-        raise UserError(
-            f"`--plain` and `--width {width}` contradict each other", "plain decoding has width 1"
-        )
-    if not plain and drafter is None:
-        raise UserError(
-            "no drafter was given",
-            "`--drafter FOLDER` names one that fits the target; `--plain` decodes without",
-        )
-    if raw and system is not None:
-        raise UserError(
-            "`--raw` and `--system` contradict each other", "a system message needs the chat template"
-        )
+def _check_plain(drafting: Mapping[str, object], *, plain: bool) -> None:
+    for option, value in drafting.items():
+        if plain and value is not None:
+            raise UserError(
+                f"`--plain` and `{option} {value}` contradict each other",
+                "plain decoding has no drafter and width 1; leave one of them out",
+            )
+
+
+def _check_raw(chat: Mapping[str, object], *, raw: bool) -> None:
+    for option, value in chat.items():
+        if raw and value is not None:
+            raise UserError(
+                f"`--raw` and `{option}` contradict each other",
+                f"`{option}` is for the chat template, which `--raw` leaves out",
+            )
+
+
+def _tokens_at_most(*texts: str | None) -> int:
+    """Before there is a tokenizer: few texts have less than three bytes to a token."""
+    return sum(len((text or "").encode(errors="replace")) for text in texts) // BYTES_PER_TOKEN
 
 
 def _read_prompt(prompt: str | None) -> str:
@@ -111,13 +125,13 @@ def _read_prompt(prompt: str | None) -> str:
     return text.removesuffix("\n").removesuffix("\r")
 
 
-def _encode(pair: Pair, text: str, system: str | None, *, raw: bool) -> list[int]:
+def _encode(pair: Pair, text: str, system: str | None, reasoning: str | None, *, raw: bool) -> list[int]:
     from dflash_mlx.prompts import encode_chat, encode_raw
 
     if raw:
         return encode_raw(pair.tokenizer, text)
     messages = [{"role": "system", "content": system}] if system is not None else []
-    return encode_chat(pair.tokenizer, [*messages, {"role": "user", "content": text}])
+    return encode_chat(pair.tokenizer, [*messages, {"role": "user", "content": text}], reasoning=reasoning)
 
 
 def _print_text(events: Iterable[Event]) -> Finished:

@@ -10,7 +10,7 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -18,7 +18,7 @@ from dflash_mlx.types import SamplingParams
 
 DEBUG = "dflash_mlx.debug"  # key of a context's `meta`
 
-_PANEL = "Sampling"
+_PANEL, _MODELS = "Sampling", "Models"
 
 
 def _remember_debug(context: typer.Context, value: bool) -> bool:
@@ -28,11 +28,60 @@ def _remember_debug(context: typer.Context, value: bool) -> bool:
 
 
 Target = Annotated[
-    str, typer.Option("--target", "-t", metavar="FOLDER", help="The model whose text you want.")
+    str,
+    typer.Option(
+        "--target", "-t", metavar="MODEL", help="The model whose text you want: folder or repository."
+    ),
 ]
 Drafter = Annotated[
     str | None,
-    typer.Option("--drafter", "-d", metavar="FOLDER", help="A DFlash drafter that fits the target."),
+    typer.Option(
+        "--drafter",
+        "-d",
+        metavar="MODEL",
+        help="A DFlash drafter that fits the target: folder or repository.",
+        show_default="the published one",
+    ),
+]
+Revision = Annotated[
+    str | None,
+    typer.Option(
+        "--revision",
+        metavar="REV",
+        help="Branch, tag or commit of the target's repository.",
+        rich_help_panel=_MODELS,
+    ),
+]
+DrafterRevision = Annotated[
+    str | None,
+    typer.Option(
+        "--drafter-revision",
+        metavar="REV",
+        help="Branch, tag or commit of the drafter's repository.",
+        rich_help_panel=_MODELS,
+    ),
+]
+DrafterBits = Annotated[
+    Literal["16", "8", "4"] | None,
+    typer.Option(
+        "--drafter-bits",
+        help="Quantize a published drafter once, and keep the copy; 16: take it as it is.",
+        show_default="4",
+        rich_help_panel=_MODELS,
+    ),
+]
+Force = Annotated[
+    bool,
+    typer.Option("--force", help="Load even what does not seem to fit into memory.", rich_help_panel=_MODELS),
+]
+Reasoning = Annotated[
+    str | None,
+    typer.Option(
+        "--reasoning",
+        metavar="LEVEL",
+        help="How much the model thinks first: off, on, or a level that its chat template has.",
+        show_default="the model's own",
+    ),
 ]
 System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="A system message.")]
 MaxTokens = Annotated[

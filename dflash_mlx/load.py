@@ -1,7 +1,8 @@
-"""Two checkpoint folders to a `Pair`; what configs and headers tell is checked before weights are read."""
+"""A target and a drafter to a `Pair`; what configs and headers tell is checked before weights are read."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,23 +10,27 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
 
-from dflash_mlx import blas
-from dflash_mlx.config import load_config
+from dflash_mlx import blas, memory
 from dflash_mlx.config_fields import read_config_json
 from dflash_mlx.drafters import load_drafter
-from dflash_mlx.drafters.precision import dtype_name
+from dflash_mlx.drafters.precision import drafter_dtype, dtype_name
 from dflash_mlx.errors import UserError
+from dflash_mlx.hub import Hub, Resolved
+from dflash_mlx.memory import DEFAULT_CONTEXT
 from dflash_mlx.pair import Pair
-from dflash_mlx.targets import Family, build_target, family_of
+from dflash_mlx.sources import Name, Sources, fitting_config, look, text_config
+from dflash_mlx.targets import build_target, family_of
+from dflash_mlx.targets.footprint import cache_footprint
 from dflash_mlx.weights import read_folder
 
 if TYPE_CHECKING:
     import mlx.nn as nn
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-    from dflash_mlx.config import DrafterConfig
+    from dflash_mlx.drafters.dflash import DFlashDrafter
+    from dflash_mlx.targets.model import ModelTarget
 
-__all__ = ["Pair", "load_pair"]
+__all__ = ["Pair", "check_download", "fitting_config", "load_pair"]
 
 # Quantized and bfloat16 products on a CPU cost as much per row at any width, so speculation cannot pay
 # there; float32 with a real BLAS is nearly flat (SmolLM2-135M, two cores: 80 ms a row, 140 ms eight rows).
@@ -35,47 +40,96 @@ CPU_FLOAT32_BELOW_BYTES = 1_000_000_000
 QUANTIZED_WIDTH = 4
 
 
-def load_pair(target: str | Path, drafter: str | Path | None = None) -> Pair:
-    """Load a target and, unless it is None, a drafter that was made for it.
+def load_pair(
+    target: Name,
+    drafter: Name | None = None,
+    *,
+    plain: bool = False,
+    revision: str | None = None,
+    drafter_revision: str | None = None,
+    context: int = DEFAULT_CONTEXT,
+    force: bool = False,
+    hub: Hub = Hub(),
+) -> Pair:
+    """Load a target and a drafter that was made for it; repositories are downloaded if they have to be.
 
     Args:
-        target: Folder with a model that mlx-lm can load: config.json, safetensors, tokenizer.
-        drafter: Folder with a DFlash drafter, original or already in MLX format.
+        target: Folder or repository (`owner/name`) with a model that mlx-lm can load: config.json,
+            safetensors, tokenizer.
+        drafter: Folder or repository with a DFlash drafter, original or already in MLX format; None for the
+            one that the registry knows for this target.
+        plain: Load no drafter: for plain decoding only.
+        revision: Branch, tag or commit of the target's repository.
+        drafter_revision: Of the drafter's repository.
+        context: Tokens that the caches must have room for.
+        force: Load it even if the machine's memory is too small by the estimate.
+        hub: The way to repositories; its listener is told how far downloads are.
 
     Returns:
         The pair. On a CPU a target under 1 GB is held in float32, and `Pair.dtype` says so.
 
     Raises:
-        UserError: Something is wrong with the folders, or the two do not fit each other.
+        UserError: Something is wrong with the folders or repositories, no drafter is known, the two do not
+            fit each other, or they do not fit into memory.
 
     Example:
+        >>> pair = load_pair("mlx-community/Qwen3.8-27B-4bit")  # doctest: +SKIP
         >>> pair = load_pair("./Qwen3-8B-4bit", "./Qwen3-8B-DFlash")  # doctest: +SKIP
     """
-    target_folder = Path(target)
-    config = read_config_json(target_folder)
-    model_type, family = family_of(config)
-    drafter_config = None if drafter is None else fitting_config(Path(drafter), config, family)
-    read_folder(target_folder)
-    if drafter is not None:
-        read_folder(drafter)
+    sources = look(
+        target, drafter, plain=plain, revision=revision, drafter_revision=drafter_revision, hub=hub
+    )
+    if not force:
+        check_download(sources.target, hub)
+    sources = sources.fetch(hub)
+    return _load(sources, context, force=force)
 
-    model, tokenizer = _load_target(target_folder)
+
+def check_download(target: Resolved, hub: Hub) -> None:
+    """Weights that alone do not fit into memory need not be downloaded to find out.
+
+    Raises:
+        UserError: They do not fit.
+    """
+    weights = None if target.complete else hub.weight_bytes(target)
+    if weights is not None:
+        memory.check(target.name, memory.Need(weights), _machine())
+
+
+def _load(sources: Sources, context: int, *, force: bool) -> Pair:
+    folder = sources.target.folder
+    config = read_config_json(folder)
+    model_type, family = family_of(config)
+    chosen = sources.drafter
+    drafter_config = None if chosen is None else fitting_config(chosen.folder, config, family)
+    read_folder(folder)
+    if chosen is not None:
+        read_folder(chosen.folder)
+
+    model, tokenizer = _load_target(folder)
     dtype = _prepare(model, config)
     built = build_target(model, model_type)
-    quantized = any("scales" in module for module in model.modules())
     built_drafter = None
-    if drafter is not None:
-        built_drafter = load_drafter(drafter, config=drafter_config)
+    if chosen is not None:
+        built_drafter = load_drafter(chosen.folder, config=drafter_config, lazy=True)
+    # Until here everything is lazy: no weights were read.
+    if not force:
+        memory.check(sources.target.name, _need(built, built_drafter, config, context), _machine())
+    mx.eval(model.parameters())
+    if built_drafter is not None:
+        mx.eval(built_drafter.parameters())
+
+    quantized = any("scales" in module for module in model.modules())
     block_size = 1 if drafter_config is None else drafter_config.block_size
     device = mx.default_device()
     return Pair(
         target=built,
         drafter=built_drafter,
         tokenizer=tokenizer,
-        target_name=str(target),
-        drafter_name=None if drafter is None else str(drafter),
+        target_name=sources.target.name,
+        drafter_name=None if chosen is None else chosen.name,
         stop_ids=frozenset(tokenizer.eos_token_ids),
-        context_length=_text_field(config, "max_position_embeddings"),
+        context_length=text_config(config).get("max_position_embeddings"),
         default_width=min(block_size, QUANTIZED_WIDTH) if quantized else block_size,
         device=f"{device.type.name} ({mx.device_info(device)['device_name']})",
         dtype=dtype,
@@ -83,21 +137,34 @@ def load_pair(target: str | Path, drafter: str | Path | None = None) -> Pair:
     )
 
 
-def fitting_config(folder: Path, target: dict[str, Any], family: Family) -> DrafterConfig:
-    """The drafter's config, completed from the target's; a mismatch is a UserError."""
-    hidden_size = int(_text_field(target, "hidden_size"))
-    return load_config(folder).for_target(
-        num_layers=int(_text_field(target, "num_hidden_layers")),
-        hidden_size=hidden_size,
-        vocab_size=int(_text_field(target, "vocab_size")),
-        embed_scale=hidden_size**0.5 if family.scaled_drafter_embedding else None,
+def _need(
+    target: ModelTarget, drafter: DFlashDrafter | None, config: dict[str, Any], context: int
+) -> memory.Need:
+    caches = list(cache_footprint(target.model))
+    taps = 0
+    if drafter is not None:
+        caches += memory.drafter_caches(drafter.config, drafter_dtype().size)
+        taps = drafter.config.num_taps
+    return memory.Need(
+        target=_nbytes(target.model),
+        drafter=0 if drafter is None else _nbytes(drafter),
+        caches=memory.cache_bytes(caches, context),
+        work=memory.work_bytes(text_config(config), taps, context, target.dtype.size),
+        context=context,
     )
 
 
-def _text_field(config: dict[str, Any], name: str) -> Any:
-    """A field of the language model; in multimodal configs it may be one level down."""
-    nested = config.get("text_config") or {}
-    return config[name] if config.get(name) is not None else nested.get(name)
+def _nbytes(module: nn.Module) -> int:
+    parameters: dict[str, mx.array] = dict(tree_flatten(module.parameters()))
+    return sum(array.nbytes for array in parameters.values())
+
+
+def _machine() -> memory.Machine:
+    physical = None
+    # Not on every system; there a CPU's memory is not known, and nothing is refused.
+    if {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= os.sysconf_names.keys():
+        physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return memory.machine(mx.device_info(mx.default_device()), physical)
 
 
 def _load_target(folder: Path) -> tuple[nn.Module, TokenizerWrapper]:
@@ -108,7 +175,7 @@ def _load_target(folder: Path) -> tuple[nn.Module, TokenizerWrapper]:
     try:
         model, config = load_model(folder, lazy=True)
         # Multimodal configs keep the stop ids with the text part.
-        tokenizer = load_tokenizer(folder, eos_token_ids=_text_field(config, "eos_token_id"))
+        tokenizer = load_tokenizer(folder, eos_token_ids=text_config(config).get("eos_token_id"))
     # What mlx-lm and transformers raise over files that are not what the config says.
     except (
         ValueError,
@@ -127,7 +194,7 @@ def _load_target(folder: Path) -> tuple[nn.Module, TokenizerWrapper]:
 
 
 def _prepare(model: nn.Module, config: dict[str, Any]) -> str:
-    """Read the weights, in float32 where that is what pays; the activations' dtype in words."""
+    """Choose float32 where that is what pays, reading nothing yet; the activations' dtype in words."""
     weights: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
     floating = next(w.dtype for w in weights.values() if mx.issubdtype(w.dtype, mx.floating))
     stored = dtype_name(floating)
@@ -139,5 +206,4 @@ def _prepare(model: nn.Module, config: dict[str, Any]) -> str:
         dequantize_model(model)
         model.set_dtype(mx.float32)
         stored = f"float32 (stored: {stored})"
-    mx.eval(model.parameters())
     return stored

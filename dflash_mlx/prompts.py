@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dflash_mlx.errors import UserError
+from dflash_mlx.reasoning import reasoning_switches
 
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -13,7 +14,9 @@ if TYPE_CHECKING:
 EMPTY_HINT = "give it some text to answer"
 
 
-def encode_chat(tokenizer: TokenizerWrapper, messages: Sequence[Mapping[str, str]]) -> list[int]:
+def encode_chat(
+    tokenizer: TokenizerWrapper, messages: Sequence[Mapping[str, str]], *, reasoning: str | None = None
+) -> list[int]:
     """Token ids of a conversation, up to where the assistant's answer begins.
 
     The model's own chat template writes every special token, the first one included; none is added.
@@ -21,9 +24,12 @@ def encode_chat(tokenizer: TokenizerWrapper, messages: Sequence[Mapping[str, str
     Args:
         tokenizer: Of the target.
         messages: `role` and `content`, oldest first.
+        reasoning: How much the model is to think: "off", "on" or a level of its template; None for what
+            the template does by itself.
 
     Raises:
-        UserError: The last message is empty, the model has no chat template, or the template refuses.
+        UserError: The last message is empty, the model has no chat template or none that can be told this
+            `reasoning`, or the template refuses.
     """
     from jinja2 import TemplateError
 
@@ -33,9 +39,10 @@ def encode_chat(tokenizer: TokenizerWrapper, messages: Sequence[Mapping[str, str
         _check_text(message["content"])
     if not tokenizer.has_chat_template:
         raise UserError("this model has no chat template", "`--raw` continues the prompt as plain text")
+    told = {} if reasoning is None else reasoning_switches(tokenizer).arguments(reasoning)
     try:
         ids = tokenizer.apply_chat_template(
-            [dict(message) for message in messages], tokenize=True, add_generation_prompt=True
+            [dict(message) for message in messages], tokenize=True, add_generation_prompt=True, **told
         )
     # What a template can raise: its own refusals, and what Python says to the operations written in it.
     except (TemplateError, TypeError, ValueError, LookupError) as problem:

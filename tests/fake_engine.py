@@ -11,11 +11,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from dflash_mlx.errors import UserError
 from dflash_mlx.types import Block, Event, Finished, FinishReason, Prefilled, SamplingParams, Stats
+
+CONFIG_FOLDER = Path(__file__).parent / "data" / "golden" / "01_dflash1_full"
 
 STATS = Stats(
     method="dflash2",
@@ -55,20 +58,47 @@ class Tokenizer:
         return [ord(character) for character in ("^" if add_special_tokens else "") + text]
 
 
+def resolved(name: str) -> SimpleNamespace:
+    """A local folder."""
+    return SimpleNamespace(name=name, folder=CONFIG_FOLDER, commit=None, complete=True)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What stands for `dflash_mlx.sources.Sources`."""
+
+    target: SimpleNamespace
+    drafter: SimpleNamespace | None
+    entry: None = None
+
+    def fetch(self, hub: Any) -> Found:
+        return self
+
+
 @dataclass
 class Engine:
     """What was asked of it, and what it answers."""
 
     scenario: str = "hello"
     loaded: tuple[str, str | None] | None = None
+    looked: dict[str, Any] = field(default_factory=dict)
+    load: dict[str, Any] = field(default_factory=dict)
     prompt: str = ""
     sampling: SamplingParams | None = None
     arguments: dict[str, Any] = field(default_factory=dict)
 
-    def load_pair(self, target: str, drafter: str | None = None) -> SimpleNamespace:
+    def look(self, target: str, drafter: str | None = None, **options: Any) -> SimpleNamespace:
         if target == "missing":
             raise UserError("there is no folder `missing`", "check the path")
-        self.loaded = (target, drafter)
+        self.looked = options
+        return Found(resolved(target), None if drafter is None else resolved(drafter))
+
+    def check_download(self, target: SimpleNamespace, hub: Any) -> None:
+        """Everything fits."""
+
+    def load_pair(self, target: Any, drafter: Any, **options: Any) -> SimpleNamespace:
+        self.loaded = (target.name, None if drafter is None else drafter.name)
+        self.load = options
         return SimpleNamespace(tokenizer=Tokenizer())
 
     def stream_generate(
@@ -103,7 +133,10 @@ class Engine:
 
 def install(engine: Engine, modules: MutableMapping[str, Any]) -> None:
     """Put the engine into `sys.modules` or what stands for it."""
-    modules["dflash_mlx.load"] = SimpleNamespace(load_pair=engine.load_pair)
+    modules["dflash_mlx.load"] = SimpleNamespace(
+        load_pair=engine.load_pair, check_download=engine.check_download
+    )
+    modules["dflash_mlx.sources"] = SimpleNamespace(look=engine.look)
     modules["dflash_mlx.generate"] = SimpleNamespace(stream_generate=engine.stream_generate)
 
 

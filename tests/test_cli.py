@@ -108,6 +108,21 @@ def test_plain_needs_no_drafter(engine: Engine) -> None:
     assert generate("--target", "t", "--plain", "-p", "Hi").exit_code == 0
     assert generate("--target", "t", "--plain", "--width", "1", "-p", "Hi").exit_code == 0
     assert engine.loaded == ("t", None)
+    assert engine.looked["plain"]
+    assert engine.load["plain"]
+
+
+def test_without_a_drafter_the_registry_is_asked(engine: Engine) -> None:
+    assert generate("--target", "t", "-p", "Hi").exit_code == 0
+    assert engine.loaded == ("t", None)
+    assert not engine.looked["plain"]
+
+
+def test_options_about_models_reach_the_loader(engine: Engine) -> None:
+    options = ["--revision", "v1", "--drafter-revision", "v2", "--drafter-bits", "16", "--force"]
+    assert generate(*PAIR, "-p", "Hi" * 300, "--max-tokens", "50", *options).exit_code == 0
+    assert engine.looked == {"plain": False, "revision": "v1", "drafter_revision": "v2"}
+    assert engine.load == {"plain": False, "context": 250, "force": True}
 
 
 # ---- errors --------------------------------------------------------------------------------------------
@@ -117,10 +132,13 @@ def test_plain_needs_no_drafter(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--target", "t", "-p", "Hi"], "--drafter FOLDER.*--plain"),
         ([*PAIR, "--plain", "-p", "Hi"], "--plain.*--drafter"),
         (["--target", "t", "--plain", "--width", "4", "-p", "Hi"], "--plain.*--width 4"),
+        (["--target", "t", "--plain", "--drafter-bits", "8", "-p", "Hi"], "--plain.*--drafter-bits 8"),
+        (["--target", "t", "--plain", "--drafter-revision", "v1", "-p", "Hi"], "--drafter-revision v1"),
+        ([*PAIR, "--drafter-bits", "4", "-p", "Hi"], "`d` is a local folder.*convert d --bits 4"),
         ([*PAIR, "--raw", "--system", "S", "-p", "Hi"], "--raw.*--system"),
+        ([*PAIR, "--raw", "--reasoning", "off", "-p", "Hi"], "--raw.*--reasoning"),
         ([*PAIR, "-p", ""], "empty"),
         ([*PAIR, "-p", " \n"], "empty"),
         ([*PAIR, "--raw", "-p", ""], "empty"),
@@ -147,6 +165,7 @@ def test_standard_input_that_is_no_text() -> None:
         [*PAIR, "-p", "Hi", "--max-tokens", "0"],
         [*PAIR, "-p", "Hi", "--width", "x"],
         [*PAIR, "-p", "Hi", "--logit-bias", "five"],
+        [*PAIR, "-p", "Hi", "--drafter-bits", "5"],
     ],
 )
 def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
@@ -175,7 +194,7 @@ def test_debug_shows_the_traceback(engine: Engine, before: bool) -> None:
 
 def test_debug_shows_where_a_user_error_came_from(engine: Engine) -> None:
     result = generate("--target", "missing", "--plain", "-p", "Hi", "--debug")
-    assert "load_pair" in result.stderr
+    assert "in look" in result.stderr
     assert "error: there is no folder `missing`\nhint: check the path\n" in result.stderr
 
 
@@ -314,7 +333,7 @@ def stderr_on_a_terminal(**environment: str) -> str:
     main, child = pty.openpty()
     kept = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
     process = subprocess.Popen(
-        [*HARNESS, "hello", "generate", "--target", "t", "-p", "Hi"],
+        [*HARNESS, "hello", "generate", *PAIR, "--plain", "-p", "Hi"],
         stdin=child,
         stdout=subprocess.PIPE,
         stderr=child,
@@ -336,4 +355,4 @@ def test_colours_on_a_terminal_only() -> None:
 
 @pytest.mark.usefixtures("engine")
 def test_no_colours_in_a_pipe() -> None:
-    assert "\x1b" not in generate("--target", "t", "-p", "Hi").stderr
+    assert "\x1b" not in generate(*PAIR, "--plain", "-p", "Hi").stderr

@@ -42,7 +42,7 @@ def test_help_loads_no_library(arguments: list[str]) -> None:
 
 
 def test_wrong_flags_are_refused_before_the_libraries_load() -> None:
-    code = program("generate", "--target", "t", "--prompt", "Hi")
+    code = program("generate", "--target", "t", "--plain", "--width", "4", "--prompt", "Hi")
     assert not loaded_by(f"try:\n    {code}\nexcept SystemExit as end:\n    assert end.code == 1\n") & HEAVY
 
 

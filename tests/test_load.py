@@ -45,9 +45,9 @@ def edit(folder: Path, change: Callable[[dict[str, Any]], object], name: str = "
     path.write_text(json.dumps(config))
 
 
-def refused(words: str, *paths: Path) -> UserError:
+def refused(words: str, target: Path, *drafter: Path) -> UserError:
     with pytest.raises(UserError, match=words) as caught:
-        load_pair(*paths)
+        load_pair(target, *drafter, plain=not drafter)
     assert "\n" not in caught.value.message
     assert not caught.value.message.endswith(".")
     return caught.value
@@ -66,7 +66,7 @@ def test_a_pair(checkpoints: Path) -> None:
     assert pair.stop_ids == {1}
     assert pair.dtype == "float32"
     assert pair.device.startswith(mx.default_device().type.name)
-    assert load_pair(str(checkpoints / "target")).method == "plain"
+    assert load_pair(str(checkpoints / "target"), plain=True).method == "plain"
     assert load_pair(checkpoints / "target", checkpoints / "dflash").method == "dflash"
 
 
@@ -152,7 +152,7 @@ def test_stop_ids(target: Path, config: dict[str, Any], generation: Any, stop: s
     edit(target, lambda c: c.update(config))
     if generation:
         edit(target, lambda c: c.update(generation), "generation_config.json")
-    assert load_pair(target).stop_ids == stop
+    assert load_pair(target, plain=True).stop_ids == stop
 
 
 def quantized_target(folder: Path, **recipe: Any) -> nn.Module:
@@ -174,7 +174,7 @@ def test_small_quantized_targets_on_a_cpu_become_float32_and_say_so(
     target: Path, mode: dict[str, Any]
 ) -> None:
     model = quantized_target(target, **mode)
-    pair = load_pair(target)
+    pair = load_pair(target, plain=True)
     if mx.default_device() == mx.cpu:
         assert pair.dtype.startswith("float32 (stored: 4-bit")
         assert not any("scales" in module for module in pair.target.model.modules())
@@ -196,7 +196,7 @@ def test_a_large_quantized_target_stays_as_it_is(target: Path, monkeypatch: pyte
 def test_bfloat16_on_a_cpu(target: Path) -> None:
     weights = {k: v.astype(mx.bfloat16) for k, v in tree_flatten(tiny.build_model("llama").parameters())}
     write_folder(target, {**tiny.config_of("llama"), "eos_token_id": 1}, weights)
-    pair = load_pair(target)
+    pair = load_pair(target, plain=True)
     if mx.default_device() == mx.cpu:
         assert pair.dtype == "float32 (stored: bfloat16)"
         assert pair.target.embed(mx.array([[1]])).dtype == mx.float32

@@ -63,7 +63,7 @@ def test_generate_writes_mlx_lms_text(prompt: str, drafter: Path) -> None:
     assert result.exit_code == 0, result.stderr
     found = json.loads(result.stdout)
 
-    pair = load_pair(TARGET)
+    pair = load_pair(TARGET, plain=True)
     ids = encode_chat(pair.tokenizer, [{"role": "user", "content": prompt}])
     wanted = list(mlx_lm_stream(pair.target.model, pair.tokenizer, ids, max_tokens=TOKENS))
     tokens = [response.token for response in wanted]

@@ -1,0 +1,132 @@
+"""What the options say of a target and a drafter -> a loaded pair, told on the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from dflash_mlx.errors import UserError
+
+from . import console, paths
+
+if TYPE_CHECKING:
+    from dflash_mlx.hub import Hub, Resolved
+    from dflash_mlx.load import Pair
+    from dflash_mlx.sources import Sources
+    from dflash_mlx.weights_convert.progress import Progress
+
+DRAFTER_BITS = 4  # of published drafters, unless somebody chooses
+PLAIN_BITS = 16
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The options that name models.
+
+    Attributes:
+        drafter: None for the one that the registry knows.
+        plain: None is wanted at all.
+        drafter_bits: None for `DRAFTER_BITS`, of repositories only.
+        force: Whatever the memory.
+    """
+
+    target: str
+    drafter: str | None = None
+    plain: bool = False
+    revision: str | None = None
+    drafter_revision: str | None = None
+    drafter_bits: int | None = None
+    force: bool = False
+
+
+def load(wanted: Wanted, context: int) -> Pair:
+    """Find, download, quantize and load what is wanted.
+
+    Args:
+        wanted: What the options say.
+        context: Tokens to have room for.
+
+    Raises:
+        UserError: Something is not there, or does not fit.
+    """
+    with console.working(f"looking up {wanted.target}"):
+        # Seconds of imports: only for those who want tokens.
+        from dflash_mlx.load import check_download, load_pair
+        from dflash_mlx.sources import look
+
+        _quiet()
+        sources = look(
+            wanted.target,
+            wanted.drafter,
+            plain=wanted.plain,
+            revision=wanted.revision,
+            drafter_revision=wanted.drafter_revision,
+        )
+        bits = _bits(sources.drafter, wanted.drafter_bits)
+    _tell(sources)
+    with console.progress() as meter:
+        hub = _hub(meter)
+        if not wanted.force:
+            check_download(sources.target, hub)
+        if sources.drafter is not None and bits != PLAIN_BITS:
+            sources = replace(sources, drafter=_quantized(sources.drafter, bits, hub, meter))
+        sources = sources.fetch(hub)
+    with console.working(f"loading {wanted.target}"):
+        return load_pair(
+            sources.target, sources.drafter, plain=wanted.plain, context=context, force=wanted.force
+        )
+
+
+def _hub(meter: console.Meter) -> Hub:
+    from dflash_mlx.hub import Hub
+
+    return Hub(lambda transfer: meter(f"downloading {transfer.name}", transfer.done, transfer.total))
+
+
+def _quantized(drafter: Resolved, bits: int, hub: Hub, meter: console.Meter) -> Resolved:
+    from dflash_mlx.weights_convert.drafter_cache import cached_drafter
+
+    def report(progress: Progress) -> None:
+        meter(f"quantizing {drafter.name} to {bits} bits", progress.done, progress.total)
+
+    return cached_drafter(drafter, bits, paths.cache_folder() / "drafters", hub.fetch, report)
+
+
+def _bits(drafter: Resolved | None, asked: int | None) -> int:
+    """Bits to quantize the drafter to; `PLAIN_BITS` to take it as it is.
+
+    Raises:
+        UserError: It is not one that is quantized here.
+    """
+    from dflash_mlx.config_fields import read_config_json
+
+    if drafter is None:
+        return PLAIN_BITS
+    quantized = "quantization" in read_config_json(drafter.folder)
+    if drafter.commit is not None and not quantized:
+        return DRAFTER_BITS if asked is None else asked
+    if asked not in (None, PLAIN_BITS):
+        if quantized:
+            raise UserError(f"`{drafter.name}` is quantized already", "leave out `--drafter-bits`")
+        raise UserError(
+            f"`--drafter-bits {asked}` is for drafters from the hub, `{drafter.name}` is a local folder",
+            f"`dflash-mlx convert {drafter.name} --bits {asked} --out FOLDER` quantizes it",
+        )
+    return PLAIN_BITS
+
+
+def _tell(sources: Sources) -> None:
+    """What names became: repositories with their commits."""
+    if sources.target.commit is not None:
+        console.note(f"target {sources.target}")
+    if sources.drafter is not None and sources.drafter.commit is not None:
+        console.note(f"drafter {sources.drafter}")
+    if sources.entry is not None and sources.entry.note:
+        console.note(f"drafter {sources.entry.note}")
+
+
+def _quiet() -> None:
+    """The hub's library logs to stderr what it also raises."""
+    from huggingface_hub.utils import logging
+
+    logging.set_verbosity_error()

@@ -1,0 +1,19 @@
+"""Where this program keeps files of its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+NAME = "dflash-mlx"
+
+
+def cache_folder(environment: Mapping[str, str] = os.environ, platform: str = sys.platform) -> Path:
+    """For what can be made again: `~/Library/Caches` on a Mac, `XDG_CACHE_HOME` or `~/.cache` elsewhere."""
+    given = environment.get("XDG_CACHE_HOME", "")
+    if platform == "darwin":
+        return Path.home() / "Library" / "Caches" / NAME
+    # By its definition a relative path is to be ignored.
+    return (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / NAME
