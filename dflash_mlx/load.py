@@ -61,7 +61,7 @@ def load_pair(
         plain: Load no drafter: for plain decoding only.
         revision: Branch, tag or commit of the target's repository.
         drafter_revision: Of the drafter's repository.
-        context: Tokens that the caches must have room for.
+        context: Tokens that the caches must have room for, as far as the model was made for so many.
         force: Load it even if the machine's memory is too small by the estimate.
         hub: The way to repositories; its listener is told how far downloads are.
 
@@ -113,7 +113,9 @@ def _load(sources: Sources, context: int, *, force: bool) -> Pair:
     if chosen is not None:
         built_drafter = load_drafter(chosen.folder, config=drafter_config, lazy=True)
     # Until here everything is lazy: no weights were read.
+    longest = text_config(config).get("max_position_embeddings")
     if not force:
+        context = context if longest is None else min(context, longest)
         memory.check(sources.target.name, _need(built, built_drafter, config, context), _machine())
     mx.eval(model.parameters())
     if built_drafter is not None:
@@ -129,7 +131,7 @@ def _load(sources: Sources, context: int, *, force: bool) -> Pair:
         target_name=sources.target.name,
         drafter_name=None if chosen is None else chosen.name,
         stop_ids=frozenset(tokenizer.eos_token_ids),
-        context_length=text_config(config).get("max_position_embeddings"),
+        context_length=longest,
         default_width=min(block_size, QUANTIZED_WIDTH) if quantized else block_size,
         device=f"{device.type.name} ({mx.device_info(device)['device_name']})",
         dtype=dtype,

@@ -97,6 +97,7 @@ def find_switches(template: str, render: Render) -> Switches:
         tree = _environment().parse(template)
     except TemplateSyntaxError:
         return Switches()  # using it will say what is wrong with it
+    written = _words(tree)  # before jinja looks for variables, and folds constants as it goes
     variables = sorted(meta.find_undeclared_variables(tree))
     switch = next(
         # One without an effect is only called like one.
@@ -108,12 +109,11 @@ def find_switches(template: str, render: Render) -> Switches:
         None,
     )
     level = next((name for name in variables if _LEVEL.fullmatch(name)), None)
-    return Switches(switch, level, _levels(tree, level, render) if level is not None else ())
+    return Switches(switch, level, _levels(written, level, render) if level is not None else ())
 
 
-def _levels(tree: nodes.Template, level: str, render: Render) -> tuple[str, ...]:
-    """The words that a template takes for its variable `level`."""
-    written = _words(tree)
+def _levels(written: Sequence[str], level: str, render: Render) -> tuple[str, ...]:
+    """The words that a template takes for its variable `level`, maybe out of those `written` in it."""
     if render({}) is not None and render({level: _NONSENSE}) is None:  # it refuses what it does not know
         known = [word for word in dict.fromkeys([*LADDER, *written]) if render({level: word}) is not None]
     else:
