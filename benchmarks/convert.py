@@ -1,4 +1,4 @@
-"""Peak memory and speed of `convert` on a synthetic drafter: `python benchmarks/convert.py --folder /tmp/big`.
+"""Peak memory and speed of `convert` on a synthetic drafter: `python benchmarks/convert.py --folder FOLDER`.
 
 Makes a bfloat16 checkpoint of about 2 GB there (unless it is there), converts it in a process of its own and
 prints that process's peak resident memory beside the bound: 3 x the largest tensor + 500 MB.
@@ -14,7 +14,6 @@ import time
 from pathlib import Path
 
 import mlx.core as mx
-from common import machine  # loads a fast BLAS before mlx
 
 from dflash_mlx.config import parse_config
 from dflash_mlx.weights import read_folder
@@ -25,15 +24,16 @@ from dflash_mlx.weights_convert.writer import Writer
 BLOCK = 16_000_000  # elements that are made at a time
 ALLOWED = 500_000_000
 
-# The child reports its own peak: kB on Linux, bytes on a Mac.
+# The child reports its own peak (kB on Linux, bytes on a Mac) and what it computed with.
 CHILD = """
 import resource, sys
+import dflash_mlx
 from dflash_mlx.cli.app import main
 try:
     main()
 finally:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    print(f"peak {peak}", file=sys.stderr)
+    print(f"peak {peak} {dflash_mlx.blas.preload().name}", file=sys.stderr)
 """
 
 
@@ -67,9 +67,8 @@ def make(folder: Path, layers: int) -> None:
     folder.mkdir(parents=True)
     raw = config(layers)
     (folder / "config.json").write_text(json.dumps(raw))
-    outputs = [
-        Output(name, "BF16", shape) for name, shape in drafter_layout(parse_config(raw)).shapes.items()
-    ]
+    shapes = drafter_layout(parse_config(raw)).shapes
+    outputs = [Output(name, "BF16", shape) for name, shape in shapes.items()]
     with Writer(folder, [[output] for output in outputs], 0) as writer:
         for output in outputs:
             rows, width = output.shape[0], output.nbytes // 2 // output.shape[0]
@@ -92,25 +91,18 @@ def main() -> None:
     tensors = read_folder(source).values()
     total, largest = sum(info.nbytes for info in tensors), max(info.nbytes for info in tensors)
     bound = 3 * largest + ALLOWED
-    command = [
-        sys.executable,
-        "-c",
-        CHILD,
-        "convert",
-        str(source),
-        "--out",
-        str(out),
-        "--overwrite",
-        *args.options,
-    ]
+    arguments = ["convert", str(source), "--out", str(out), "--overwrite", *args.options]
     started = time.perf_counter()
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", CHILD, *arguments], capture_output=True, text=True, check=False
+    )
     seconds = time.perf_counter() - started
     print(result.stdout)
     if result.returncode:
         sys.exit(result.stderr)
-    peak = int(result.stderr.splitlines()[-1].split()[1])
-    print(machine())
+    _, number, blas = result.stderr.splitlines()[-1].split(maxsplit=2)
+    peak = int(number)
+    print(f"{mx.device_info(mx.default_device())['device_name']}, {blas}, mlx {mx.__version__}")
     print(f"source {size(total)}, largest tensor {size(largest)}, options {args.options or 'none'}")
     print(f"{seconds:.1f} s, {total / seconds / 1e6:.0f} MB/s of source")
     print(f"peak resident memory {size(peak)}, bound {size(bound)}")
