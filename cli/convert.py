@@ -10,7 +10,7 @@ import typer
 
 from dflash_mlx.errors import UserError
 
-from . import console, convert_view, options
+from . import console, convert_view, models, options
 
 if TYPE_CHECKING:
     from dflash_mlx.weights_convert.convert import Job
@@ -21,6 +21,8 @@ EXAMPLE = """Example:
 \b
   dflash-mlx convert ./Qwen3.8-27B-DFlash2 \\
     --out ./Qwen3.8-27B-DFlash2-4bit
+  dflash-mlx convert incoai/Qwen3.8-27B-DFlash2 \\
+    --out ./Qwen3.8-27B-DFlash2-4bit
 """
 
 INTERRUPTED = 130  # what a shell says of a program that SIGINT ended
@@ -29,10 +31,18 @@ _WEIGHTS, _PROOF = "Weights", "Proof"
 
 def convert(
     source: Annotated[
-        str, typer.Argument(metavar="FOLDER", help="A drafter or a target: safetensors and config.json.")
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A drafter or a target, folder or repository: safetensors and config.json.",
+        ),
     ],
     out: Annotated[
         str | None, typer.Option("--out", "-o", metavar="FOLDER", help="The folder to make.")
+    ] = None,
+    revision: Annotated[
+        str | None,
+        typer.Option(metavar="REV", help="Branch, tag or commit of the source's repository."),
     ] = None,
     kind: Annotated[
         Literal["auto", "drafter", "target"],
@@ -96,8 +106,8 @@ def convert(
         typer.Option(
             "--target",
             "-t",
-            metavar="FOLDER",
-            help="Also compare drafts on real prompts with this target.",
+            metavar="MODEL",
+            help="Also compare drafts on real prompts with this target, folder or repository.",
             rich_help_panel=_PROOF,
         ),
     ] = None,
@@ -111,13 +121,15 @@ def convert(
         raise UserError("`--target` and `--no-verify` contradict each other", "leave one out")
     if out is None and not dry_run:
         raise UserError("no output was given", "`--out FOLDER`, or `--dry-run` to see the plan only")
+    from dflash_mlx.weights_convert.recipe import make_recipe
+
+    wanted = make_recipe(bits, group_size, mode, dtype, recipe)
+    folder = models.fetch(source, revision)
+    proof_target = None if target is None else models.fetch(target, None)
     with console.working(f"reading {source}"):
         # Seconds of imports: only for those who convert.
         from dflash_mlx.weights_convert.convert import Job, prepare
-        from dflash_mlx.weights_convert.recipe import make_recipe
 
-        wanted = make_recipe(bits, group_size, mode, dtype, recipe)
-        folder, proof_target = Path(source), None if target is None else Path(target)
         if out is None or dry_run:
             prepared = prepare(folder, wanted, kind, proof_target)
     if out is None or dry_run:
@@ -140,7 +152,7 @@ def _run(job: Job) -> Report:
 
     try:
         with console.progress() as meter:
-            return convert(job, lambda progress: meter(progress.stage, progress.done, progress.total))
+            return convert(job, lambda p: meter(p.stage, p.done, p.total, p.unit))
     except KeyboardInterrupt:
         console.note(f"interrupted: {job.out} was not written")
         raise typer.Exit(INTERRUPTED) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dflash_mlx.errors import UserError
@@ -75,6 +76,29 @@ def load(wanted: Wanted, context: int) -> Pair:
         return load_pair(
             sources.target, sources.drafter, plain=wanted.plain, context=context, force=wanted.force
         )
+
+
+def fetch(name: str, revision: str | None) -> Path:
+    """One model's folder, downloaded with its card and licence if it is a repository.
+
+    Args:
+        name: Folder or repository.
+        revision: Of the repository; None for its main branch.
+
+    Raises:
+        UserError: It is not there.
+    """
+    if revision is None and Path(name).exists():
+        return Path(name)  # whatever it is: who reads it says what is wrong with it
+    from dflash_mlx.hub import Hub
+
+    with console.working(f"looking up {name}"):
+        _quiet()
+        seen = Hub().look(name, revision)
+    if seen.commit is not None:
+        console.note(f"source {seen}")
+    with console.progress() as meter:
+        return _hub(meter).fetch(seen, papers=True).folder
 
 
 def _hub(meter: console.Meter) -> Hub:

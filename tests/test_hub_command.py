@@ -1,0 +1,140 @@
+"""The program with names of repositories, against a hub on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import fake_hub
+import folders
+import huggingface_hub
+import pytest
+from fake_hub import FakeHub
+from typer.testing import CliRunner, Result
+
+from dflash_mlx.cli.app import app
+
+TARGET, DRAFTER = "mlx-community/Qwen3.8-27B-4bit", "incoai/Qwen3.8-27B-DFlash2"
+PROMPT = ["--prompt", "w10 w20 w30", "--max-tokens", "12"]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folders.write_checkpoints(tmp_path_factory.mktemp("checkpoints"))
+
+
+@pytest.fixture(scope="module")
+def server(checkpoints: Path) -> Iterator[FakeHub]:
+    with fake_hub.serve() as state:
+        state.publish(TARGET, checkpoints / "target")
+        state.publish(DRAFTER, checkpoints / "dflash2")
+        state.publish("someone/Qwen3.8-27B-Coder", checkpoints / "target")
+        quantized = state.publish("someone/4bit", checkpoints / "dflash2").files
+        config = json.loads(quantized["config.json"])
+        quantized["config.json"] = json.dumps({**config, "quantization": {"bits": 4}}).encode()
+        state.repositories[DRAFTER].files["README.md"] = b"---\nlicense: apache-2.0\n---\n"
+        yield state
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One user's caches, filled by one test and used by the next."""
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture
+def run(server: FakeHub, home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """The program in this process, with its own caches."""
+    download = partial(huggingface_hub.snapshot_download, endpoint=server.url, cache_dir=home / "hub" / "hub")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
+    return lambda *words: CliRunner().invoke(app, words)
+
+
+def offline(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """The program as a user starts it, without a network."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    environment |= {
+        "HF_HOME": str(home / "hub"),
+        "XDG_CACHE_HOME": str(home / "cache"),
+        "HF_HUB_OFFLINE": "1",
+    }
+    return subprocess.run(
+        [sys.executable, "-m", "dflash_mlx.cli", *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def copies(home: Path) -> list[Path]:
+    return [path for path in (home / "cache").rglob("model.safetensors") if "4bit" in str(path)]
+
+
+def test_one_name_is_enough(server: FakeHub, home: Path, run: Callable[..., Result]) -> None:
+    first = run("generate", "--target", TARGET, *PROMPT)
+    assert first.exit_code == 0, first.stderr
+    lines = first.stderr.splitlines()
+    assert lines[0] == f"target {TARGET}, commit {server.repositories[TARGET].commit}"
+    assert lines[1] == f"drafter {DRAFTER}, commit {server.repositories[DRAFTER].commit}"
+    assert re.match(r"DFlash 2 [\d.]+ tok/s", lines[2])
+    assert len(lines) == 3
+    made = copies(home)
+    assert len(made) == 1
+
+    # Everything is here now: without a network, and without the drafter's original weights.
+    for blob in (home / "hub").rglob("models--incoai*/snapshots/*/model.safetensors"):
+        blob.unlink()
+    again = offline(home, "generate", "--target", TARGET, *PROMPT, "--json")
+    assert again.returncode == 0, again.stderr
+    line = json.loads(again.stdout)
+    assert line["text"] + "\n" == first.stdout
+    assert (line["stats"]["target"], line["stats"]["drafter"]) == (TARGET, DRAFTER)
+    assert copies(home) == made
+
+
+def test_the_drafter_as_it_was_published(
+    home: Path, run: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = run("generate", "-t", TARGET, *PROMPT, "--drafter-bits", "16")
+    assert found.exit_code == 0, found.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-t", "someone/Qwen3.8-27B-Coder"], f"only for `Qwen3.8-27B`\nhint: `--drafter {DRAFTER}`"),
+        (["-t", "someone/nothing"], "`someone/nothing` is no folder here and no repository on the hub"),
+        (["-t", TARGET, "--revision", "v7"], f"`{TARGET}` has no revision `v7`"),
+        (["-t", TARGET, "--reasoning", "low"], "this model's chat template cannot be told"),
+        (["-t", TARGET, "-d", "someone/4bit", "--drafter-bits", "8"], "`someone/4bit` is quantized already"),
+        (["-t", "nothing"], "`nothing` does not exist\nhint: give the path"),
+    ],
+)
+def test_errors(run: Callable[..., Result], words: list[str], message: str) -> None:
+    result = run("generate", *words, *PROMPT)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert message in result.stderr
+
+
+def test_convert_takes_a_repository_with_its_licence(
+    server: FakeHub, run: Callable[..., Result], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    result = run("convert", DRAFTER, "--out", str(out))
+    assert result.exit_code == 0, result.stderr
+    commit = server.repositories[DRAFTER].commit
+    assert f"source {DRAFTER}, commit {commit}" in result.stderr
+    card = (out / "README.md").read_text()
+    assert "apache-2.0" in card
+    assert DRAFTER in card
+    assert commit in (out / "conversion.json").read_text()
