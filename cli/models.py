@@ -146,7 +146,7 @@ def _tell(sources: Sources) -> None:
     if sources.drafter is not None and sources.drafter.commit is not None:
         console.note(f"drafter {sources.drafter}")
     if sources.entry is not None and sources.entry.note:
-        console.note(f"drafter {sources.entry.note}")
+        console.note(sources.entry.note)
 
 
 def _quiet() -> None:

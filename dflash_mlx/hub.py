@@ -274,9 +274,9 @@ def _bars(name: str, listener: Listener | None = None) -> type:
         def update(self, n: float | None = 1) -> bool | None:
             shown: bool | None = super().update(n)
             with lock:
-                if listener is not None and byte_bars:
-                    done = max(bar.n for bar in byte_bars)
-                    total = max(bar.total or 0 for bar in byte_bars)
+                done = max((bar.n for bar in byte_bars), default=0)
+                total = max((bar.total or 0 for bar in byte_bars), default=0)
+                if listener is not None and total:
                     listener(Transfer(name, int(min(done, total)), int(total)))
             return shown
 

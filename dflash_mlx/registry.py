@@ -47,7 +47,7 @@ class Entry:
         return (self.drafter, *self.mirrors)
 
 
-NO_THINKING = "made for answers without thinking; `--reasoning off` has more drafts accepted"
+NO_THINKING = "this drafter was made for answers without thinking: `--reasoning off` has more drafts accepted"
 
 
 def _first(target: str, family: str, drafter: str | None = None, **fields: Any) -> Entry:

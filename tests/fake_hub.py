@@ -79,6 +79,8 @@ class Handler(BaseHTTPRequestHandler):
         words = path.split("/")
         if words[:2] == ["api", "models"]:
             return self.api("/".join(words[2:4]), words[4:])
+        if words[2:3] != ["resolve"]:
+            return self.answer(404)  # huggingface_hub asks for more than models now and then
         return self.file("/".join(words[:2]), words[3], "/".join(words[4:]))
 
     def api(self, name: str, rest: list[str]) -> None:
