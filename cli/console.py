@@ -6,9 +6,9 @@ import io
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from dflash_mlx.errors import UserError
 
@@ -71,29 +71,35 @@ def working(text: str) -> Iterator[None]:
         yield
 
 
-Meter = Callable[[str, int, int], None]  # what is going on, how much of it is done, of how much
+class Meter(Protocol):
+    """Shows what is going on, how much of it is done, and of how much."""
+
+    def __call__(self, text: str, done: int, total: int, unit: str = "") -> None:
+        """`unit` is what is counted; bytes if it is empty."""
 
 
 @contextmanager
 def progress() -> Iterator[Meter]:
-    """A bar of bytes with the time left, on a terminal; elsewhere nothing."""
+    """A bar with the time left, on a terminal; elsewhere nothing."""
     console = _stderr()
     if not console.is_terminal:
-        yield lambda text, done, total: None
+        yield lambda text, done, total, unit="": None
         return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.filesize import decimal
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     parts: list[ProgressColumn] = [TextColumn("{task.description}"), BarColumn(bar_width=None)]
     if console.width >= NARROW:
-        parts.append(DownloadColumn())
+        parts.append(TextColumn("{task.fields[amount]}"))
     parts.append(TimeRemainingColumn(compact=True, elapsed_when_finished=True))
     tasks: dict[str, TaskID] = {}
     with Progress(*parts, console=console) as bars:
 
-        def show(text: str, done: int, total: int) -> None:
+        def show(text: str, done: int, total: int, unit: str = "") -> None:
+            amount = f"{done} of {total} {unit}" if unit else f"{decimal(done)} of {decimal(total)}"
             if text not in tasks:
-                tasks[text] = bars.add_task(text, total=total)
-            bars.update(tasks[text], completed=done, total=total)
+                tasks[text] = bars.add_task(text, total=total, amount=amount)
+            bars.update(tasks[text], completed=done, total=total, amount=amount)
 
         yield show
 

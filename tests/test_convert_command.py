@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -235,6 +236,25 @@ def test_quantized_targets(target: Path, tmp_path: Path) -> None:
     assert back.exit_code == 0
     assert "quantization" not in json.loads((tmp_path / "16" / "config.json").read_text())
     assert max(conversion(tmp_path / "16")["verification"]["weight_errors"].values()) < 1e-6
+
+
+def test_values_of_a_target_that_are_not_finite_are_named(target: Path, tmp_path: Path) -> None:
+    arrays = mx.load(str(target / "model.safetensors"))
+    assert isinstance(arrays, dict)
+    arrays["model.layers.2.mlp.up_proj.weight"][7, 9] = float("nan")
+    source = tmp_path / "source"
+    shutil.copytree(target, source)
+    mx.save_safetensors(str(source / "model.safetensors"), arrays)
+    for options in ([], ["--bits", "16", "--no-verify"]):
+        result = convert(source, "--out", tmp_path / "out", *options)
+        assert result.exit_code == 1
+        name = "model.layers.2.mlp.up_proj.weight"
+        assert result.stderr.startswith(f"error: the tensor `{name}` has values that are not finite\nhint: ")
+    arrays["model.layers.2.mlp.up_proj.weight"][7, 9] = 1e5
+    mx.save_safetensors(str(source / "model.safetensors"), arrays)
+    result = convert(source, "--out", tmp_path / "out", "--bits", 16, "--dtype", "float16")
+    assert f"error: the tensor `{name}` has values beyond the range of the result" in result.stderr
+    assert left_in(tmp_path) == ["source"]
 
 
 def test_targets_that_do_not_load(target: Path, tmp_path: Path) -> None:

@@ -207,9 +207,10 @@ def _prove_drafter(job: Job, prepared: Prepared, folder: Path, listener: Listene
 
 
 def _convert_target(job: Job, prepared: Prepared, folder: Path, listener: Listener) -> Proof | None:
-    from .target import convert_target, target_weight_errors
+    from .target import check_finite, convert_target, target_weight_errors
 
     source, total = prepared.source, prepared.summary.bytes_before
+    check_finite(source, job.block_bytes, listener)
     listener(Progress("converting", 0, total))
     folder.rmdir()  # mlx-lm wants to make it
     convert_target(source, folder, prepared.recipe)

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-Stage = Literal["converting", "checking weights", "checking layers", "checking with the target"]
+Stage = Literal[
+    "checking the source", "converting", "checking weights", "checking layers", "checking with the target"
+]
 
 
 @dataclass(frozen=True)
@@ -14,13 +16,18 @@ class Progress:
     """A point in one stage.
 
     Attributes:
-        done: Bytes of source weights; in "checking with the target", drafts.
+        done: Bytes of weights, or what `unit` says.
         total: As many when the stage ends.
     """
 
     stage: Stage
     done: int
     total: int
+
+    @property
+    def unit(self) -> str:
+        """What is counted; "" for bytes."""
+        return "drafts" if self.stage == "checking with the target" else ""
 
 
 Listener = Callable[[Progress], None]

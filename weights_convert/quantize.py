@@ -61,13 +61,23 @@ def _check(planned: Planned, before: Iterable[mx.array], after: Iterable[mx.arra
         return
     name = planned.tensor.name
     if all(all_finite(array) for array in before):
-        raise UserError(
-            f"the tensor `{name}` has values beyond the range of {planned.dtype}",
-            "`--dtype bfloat16` or `--dtype float32` hold them",
-        )
-    raise UserError(
+        raise beyond_range(name, planned.dtype)
+    raise not_finite(name)
+
+
+def not_finite(name: str) -> UserError:
+    """The error for a NaN or an infinity in the source."""
+    return UserError(
         f"the tensor `{name}` has values that are not finite",
         "this checkpoint is broken: download it again, or take an earlier one of the training",
+    )
+
+
+def beyond_range(name: str, what: str) -> UserError:
+    """The error for a value that a dtype, or whatever `what` says, cannot hold."""
+    return UserError(
+        f"the tensor `{name}` has values beyond the range of {what}",
+        "`--dtype bfloat16` or `--dtype float32` hold them",
     )
 
 

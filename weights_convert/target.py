@@ -21,10 +21,11 @@ from dflash_mlx.weights import read_folder
 
 from .plan import Row, Summary, kind_of, summarize
 from .progress import Counter, Listener
-from .quantize import MX_DTYPES
-from .reader import BLOCK_BYTES
+from .quantize import MX_DTYPES, all_finite, beyond_range, not_finite
+from .reader import BLOCK_BYTES, Reader
 from .recipe import Dtype, Packing, Recipe
 from .source import Source
+from .tensors import FLOATS, Tensor
 from .verify import ErrorSum
 
 PACKED = ("weight", "scales", "biases")  # what a quantized module has in place of its weight
@@ -68,6 +69,25 @@ def target_summary(source: Source, recipe: Recipe) -> Summary:
     ]
     # What mlx-lm leaves out, as a vision tower, is in the source's bytes all the same.
     return replace(summarize(rows), bytes_before=sum(info.nbytes for info in stored.values()))
+
+
+def check_finite(source: Source, block_bytes: int, listener: Listener) -> None:
+    """Read all floats of the source once: mlx's quantization hides a NaN (it becomes a number like others).
+
+    Raises:
+        UserError: A value is not finite; it names the tensor.
+    """
+    infos = read_folder(source.folder).values()
+    found = [info for info in infos if info.dtype in FLOATS and info.shape and info.nbytes]
+    counter = Counter("checking the source", sum(info.nbytes for info in found), listener)
+    with Reader(block_bytes) as reader:
+        for info in found:
+            tensor = Tensor(info.name, info.name, info.shape, info)
+            for rows in reader.blocks(tensor):
+                if not all_finite(reader.stored(info, rows)):
+                    raise not_finite(info.name)
+                counter.add(info.nbytes * (rows.stop - rows.start) // info.shape[0])
+            mx.clear_cache()
 
 
 def convert_target(source: Source, folder: Path, recipe: Recipe) -> None:
@@ -118,10 +138,7 @@ def target_weight_errors(source: Source, folder: Path, total: int, listener: Lis
         wanted, found = _plain(wanted_parts, old_packings.get(path)), _plain(parts, new_packings.get(path))
         for name, value in wanted.items():
             if not mx.isfinite(found[name]).all().item():
-                raise UserError(
-                    f"the tensor `{path}.{name}` of the result has values that are not finite",
-                    "the source is broken, or beyond the range of the new dtype",
-                )
+                raise beyond_range(f"{path}.{name}", "the result")
             _add(sums.setdefault(kind_of(f"{path}.{name}"), ErrorSum()), found[name], value)
         counter.add(sum(array.nbytes for array in wanted_parts.values()))
         mx.clear_cache()
