@@ -60,6 +60,13 @@ class LayerContext:
         first = self._cache.offset - self.rows
         return keys[..., first:, :], values[..., first:, :]
 
+    def attend(
+        self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array | str | None
+    ) -> mx.array:
+        """See `layers.Surroundings`; one block."""
+        keys, values = self.with_block(keys, values)
+        return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
+
     def _make_room(self, rows: int) -> None:
         """Forget rows beyond the window rather than let the buffer grow: a copy every 256 rows or so."""
         if self.window is None or self._cache.offset <= self.window:

@@ -134,12 +134,13 @@ class DFlashDrafter(nn.Module):
         *_, block = self.block_layers(block, context)
         return self.norm(block[:, 1:]), head_dtype
 
-    def embed_block(self, anchor: mx.array, width: int, target: Target) -> tuple[mx.array, mx.Dtype]:
-        """The target's raw rows for the anchor and the masks, scaled, `[1, W, D]`; and their dtype."""
+    def embed_block(self, anchors: mx.array, width: int, target: Target) -> tuple[mx.array, mx.Dtype]:
+        """The target's raw rows for B anchors and their masks, scaled, `[B, W, D]`; and their dtype."""
         if not 2 <= width <= self.config.block_size:
             raise ValueError(f"width {width} is outside 2..{self.config.block_size}")
-        masks = mx.full((1, width - 1), self.config.mask_token_id, dtype=mx.int32)
-        rows = target.embed(mx.concatenate([anchor.reshape(1, 1).astype(mx.int32), masks], axis=1))
+        anchors = anchors.reshape(-1, 1).astype(mx.int32)
+        masks = mx.full((anchors.shape[0], width - 1), self.config.mask_token_id, dtype=mx.int32)
+        rows = target.embed(mx.concatenate([anchors, masks], axis=1))
         block = rows.astype(self.dtype)
         if self.config.embedding_scale != 1:
             block = block * self.config.embedding_scale

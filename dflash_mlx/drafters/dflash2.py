@@ -111,11 +111,25 @@ class CandidateSelector(nn.Module):
         """
         ids = top_candidates(logits[0], self.top_k)
         before = mx.concatenate([mx.broadcast_to(anchor.reshape(1, 1), (1, self.top_k)), ids[:-1]])  # [G, K]
-        projected = self.hidden_projection(hidden)[0].astype(mx.float32)  # [G, R]
+        return Lattice(ids, self.scores(hidden[0], logits[0], before, ids))
+
+    def scores(self, hidden: mx.array, logits: mx.array, before: mx.array, ids: mx.array) -> mx.array:
+        """Score the steps from some tokens to others, position by position.
+
+        Args:
+            hidden: `[G, D]`.
+            logits: `[G, V]` float32.
+            before: `[G, P]`, tokens of the position before.
+            ids: `[G, K]`, tokens of this one.
+
+        Returns:
+            `[G, P, K]` float32.
+        """
+        projected = self.hidden_projection(hidden).astype(mx.float32)  # [G, R]
         successors = self.successor_codebook(ids).astype(mx.float32) * projected[:, None]  # [G, K, R]
-        predecessors = self.predecessor_codebook(before).astype(mx.float32)  # [G, K, R]
-        unary = mx.take_along_axis(logits[0], ids, axis=-1)
-        return Lattice(ids, unary[:, None] + predecessors @ successors.swapaxes(1, 2))
+        predecessors = self.predecessor_codebook(before).astype(mx.float32)  # [G, P, R]
+        unary = mx.take_along_axis(logits, ids, axis=-1)
+        return unary[:, None] + predecessors @ successors.swapaxes(1, 2)
 
 
 class DFlash2Drafter(DFlashDrafter):

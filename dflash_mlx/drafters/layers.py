@@ -6,6 +6,8 @@ Attribute names are the checkpoints' tensor names. Shapes: `W` block width, `S` 
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.activations import swiglu
@@ -13,9 +15,28 @@ from mlx_lm.models.rope_utils import initialize_rope
 
 from dflash_mlx.config import DrafterConfig
 from dflash_mlx.config_rope import RopeConfig
-from dflash_mlx.drafters.context import LayerContext
 
 Mask = mx.array | str | None  # as mx.fast.scaled_dot_product_attention takes it
+Position = int | mx.array  # of a block's first row; `[B]` int32, one for each block
+
+
+class Surroundings(Protocol):
+    """What a layer's blocks see besides themselves: `context.LayerContext`; whole sequences in training."""
+
+    def attend(
+        self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Mask
+    ) -> mx.array:
+        """Attention of blocks over the context and themselves.
+
+        Args:
+            queries: `[B, H, W, head_dim]`, rotated.
+            keys: The blocks' own, `[B, kv heads, W, head_dim]`, rotated; `values` likewise.
+            scale: Of the scores.
+            mask: Over context and block, context first.
+
+        Returns:
+            `[B, H, W, head_dim]`.
+        """
 
 
 def block_mask(rows: int, width: int, causal: bool, sliding_window: int | None) -> Mask:
@@ -80,19 +101,18 @@ class BlockAttention(nn.Module):
         self.k_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps)
         self.rope = make_rope(self.head_dim, config.rope)
 
-    def keys_values(self, x: mx.array, position: int) -> tuple[mx.array, mx.array]:
+    def keys_values(self, x: mx.array, position: Position) -> tuple[mx.array, mx.array]:
         """`[B, L, D]` whose first row is at `position` -> keys and values `[B, H, L, head_dim]`."""
         B, L, _ = x.shape
         keys = self.k_norm(self.k_proj(x).reshape(B, L, self.kv_heads, self.head_dim)).transpose(0, 2, 1, 3)
         values = self.v_proj(x).reshape(B, L, self.kv_heads, self.head_dim).transpose(0, 2, 1, 3)
         return self.rope(keys, offset=position), values
 
-    def __call__(self, x: mx.array, context: LayerContext, position: int, mask: Mask) -> mx.array:
+    def __call__(self, x: mx.array, context: Surroundings, position: Position, mask: Mask) -> mx.array:
         B, W, _ = x.shape
         queries = self.q_norm(self.q_proj(x).reshape(B, W, self.heads, self.head_dim)).transpose(0, 2, 1, 3)
         queries = self.rope(queries, offset=position)
-        keys, values = context.with_block(*self.keys_values(x, position))
-        out = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=self.scale, mask=mask)
+        out = context.attend(queries, *self.keys_values(x, position), self.scale, mask)
         return self.o_proj(out.transpose(0, 2, 1, 3).reshape(B, W, -1))
 
 
@@ -158,7 +178,7 @@ class DraftLayer(nn.Module):
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
-    def __call__(self, x: mx.array, context: LayerContext, position: int, mask: Mask) -> mx.array:
+    def __call__(self, x: mx.array, context: Surroundings, position: Position, mask: Mask) -> mx.array:
         x = x + self.self_attn(self.input_layernorm(x), context, position, mask)
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -172,7 +192,7 @@ class ConvDraftLayer(DraftLayer):
         self.attention_conv = GroupedDynamicConv(*sizes)
         self.mlp_conv = GroupedDynamicConv(*sizes)
 
-    def __call__(self, x: mx.array, context: LayerContext, position: int, mask: Mask) -> mx.array:
+    def __call__(self, x: mx.array, context: Surroundings, position: Position, mask: Mask) -> mx.array:
         inner, taps = self.attention_conv.prepare(self.input_layernorm(x))
         x = x + self.attention_conv.finish(self.self_attn(inner, context, position, mask), taps)
         inner, taps = self.mlp_conv.prepare(self.post_attention_layernorm(x))
