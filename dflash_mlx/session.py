@@ -149,6 +149,7 @@ class Session:
             torn = self._torn
             with self._step():
                 recorder.reused_tokens = self._go_back(turn, torn)
+            self._torn = False
             whole = self._read(turn)
             note = "; ".join(turn.notes) or None
             yield Prefilled(len(turn.prompt), recorder.reused_tokens, recorder.prefilled(), note)
@@ -199,7 +200,8 @@ class Session:
     def _write(self, turn: _Turn, recorder: Recorder) -> Iterator[Event]:
         """One event per step until the end."""
         cleared = 0
-        with closing(Decoder(self._pair, self._line, turn.sampler).steps(turn.ending, turn.width)) as steps:
+        steps = Decoder(self._pair, self._line, turn.sampler).steps(turn.ending, turn.width)
+        try:
             while not turn.ending.ended() and not turn.cancelled():
                 with self._step():
                     step = next(steps)
@@ -208,14 +210,17 @@ class Session:
                 if recorder.generated - cleared >= CLEAR_CACHE_TOKENS:
                     cleared = recorder.generated
                     mx.clear_cache()
+        finally:
+            with self._step():  # the drafter gets what it has not read of a plain run
+                steps.close()
 
     @contextmanager
     def _step(self) -> Iterator[None]:
         """What must happen whole: SIGINT waits, and after any other exception the caches are not trusted."""
         with deferred_sigint():
-            self._torn = True
+            torn, self._torn = self._torn, True
             yield
-            self._torn = False
+            self._torn = torn
 
     def _keep_snapshot(self) -> None:
         length = self._line.state.length

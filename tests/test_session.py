@@ -309,3 +309,15 @@ def test_sampling_in_a_session_repeats_with_its_seed() -> None:
     warm, *_ = turn(session, second, sampling=params, width=4)
     cold, *_ = turn(Session(pair_of("qwen3_5")), second, sampling=params, width=4)
     assert warm == cold
+
+
+@pytest.mark.parametrize("kind", ["exception", "sigint"])
+def test_an_accident_while_a_plain_run_is_put_away(kind: str) -> None:
+    """The drafter reads the last plain step's features when the run is closed: a step like any other."""
+    pair = pair_of("llama")
+    second = (*FIRST, 40, 41)
+    _, total = accident(Session(pair), FIRST, None, kind, width=1)
+    for number in range(total - 40, total):
+        session = Session(pair)
+        accident(session, FIRST, number, kind, width=1)
+        assert turn(session, second, width=4)[0] == alone("llama", second), number
