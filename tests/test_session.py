@@ -315,9 +315,10 @@ def test_sampling_in_a_session_repeats_with_its_seed() -> None:
 def test_an_accident_while_a_plain_run_is_put_away(kind: str) -> None:
     """The drafter reads the last plain step's features when the run is closed: a step like any other."""
     pair = pair_of("llama")
-    second = (*FIRST, 40, 41)
+    second = (*FIRST, *alone("llama", FIRST), 40, 41)
     _, total = accident(Session(pair), FIRST, None, kind, width=1)
     for number in range(total - 40, total):
         session = Session(pair)
         accident(session, FIRST, number, kind, width=1)
+        assert session._torn or session._line.context.length == session._line.state.length, number
         assert turn(session, second, width=4)[0] == alone("llama", second), number
