@@ -13,9 +13,10 @@ from pathlib import Path
 # The toy models and test doubles live with the tests.
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+# isort: off
+import dflash_mlx  # before mlx: it loads a fast BLAS on Linux
 import mlx.core as mx
-
-import dflash_mlx
+# isort: on
 
 
 class Laps:

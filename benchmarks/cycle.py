@@ -10,9 +10,12 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+# isort: off
+from common import Laps, machine, mx  # before anything that imports mlx
+
+# isort: on
 import fakes
 import tiny
-from common import Laps, machine, mx
 from mlx_lm.generate import generate_step
 
 from dflash_mlx.accept import accept

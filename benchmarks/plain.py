@@ -9,7 +9,10 @@ from __future__ import annotations
 import argparse
 import time
 
-from common import Laps, machine
+# isort: off
+from common import Laps, machine  # before anything that imports mlx
+
+# isort: on
 from mlx_lm import stream_generate as mlx_lm_stream
 
 from dflash_mlx import Finished, load_pair, stream_generate
