@@ -104,6 +104,11 @@ def progress() -> Iterator[Meter]:
         yield show
 
 
+def show_cursor() -> None:
+    """Bring back what a bar hides, when it cannot do so itself."""
+    _stderr().show_cursor(True)
+
+
 def columns() -> int:
     """The width of what `write` writes to: a terminal's own, `PIPE_COLUMNS` elsewhere."""
     wide = sys.stdout is not None and sys.stdout.isatty()

@@ -10,7 +10,7 @@ import typer
 
 from dflash_mlx.errors import UserError
 
-from . import console, convert_view, models, options
+from . import console, convert_view, interrupt, models, options
 
 if TYPE_CHECKING:
     from dflash_mlx.weights_convert.convert import Job
@@ -25,7 +25,6 @@ EXAMPLE = """Example:
     --out ./Qwen3.8-27B-DFlash2-4bit
 """
 
-INTERRUPTED = 130  # what a shell says of a program that SIGINT ended
 _WEIGHTS, _PROOF = "Weights", "Proof"
 
 
@@ -155,7 +154,7 @@ def _run(job: Job) -> Report:
             return convert(job, lambda p: meter(p.stage, p.done, p.total, p.unit))
     except KeyboardInterrupt:
         console.note(f"interrupted: {job.out} was not written")
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(interrupt.EXIT_CODE) from None
 
 
 def _print_notes(notes: Sequence[str]) -> None:

@@ -27,7 +27,6 @@ EXAMPLE = """Example:
 """
 
 BYTES_PER_TOKEN = 3
-INTERRUPTED = 130  # what a shell says of a program that SIGINT ended
 
 
 @options.with_sampling
@@ -84,7 +83,7 @@ def generate(
         )
         finished = _print_json(events) if json else _print_text(events)
     if finished.reason == "interrupted":
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(interrupt.EXIT_CODE)
 
 
 def _check_plain(drafting: Mapping[str, object], *, plain: bool) -> None:

@@ -7,16 +7,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+EXIT_CODE = 130  # what a shell says of a program that SIGINT ended
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
 
 @contextmanager
-def deferred() -> Iterator[Callable[[], bool]]:
-    """Within, the first Ctrl-C only makes the given function return True; the second one interrupts."""
+def deferred(again: Callable[[], None] = _interrupt) -> Iterator[Callable[[], bool]]:
+    """Within, the first Ctrl-C only makes the given function return True; the second one calls `again`."""
     pressed = False
 
     def on_signal(signum: int, frame: FrameType | None) -> None:
         nonlocal pressed
         if pressed:
-            raise KeyboardInterrupt
+            again()
         pressed = True
 
     before = signal.getsignal(signal.SIGINT)

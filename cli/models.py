@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
+
 from dflash_mlx.errors import UserError
 
-from . import console, paths
+from . import console, interrupt, paths
 
 if TYPE_CHECKING:
     from dflash_mlx.hub import Hub, Resolved
@@ -65,7 +70,7 @@ def load(wanted: Wanted, context: int) -> Pair:
         )
         bits = _bits(sources.drafter, wanted.drafter_bits)
     _tell(sources)
-    with console.progress() as meter:
+    with _transfers() as meter:
         hub = _hub(meter)
         if not wanted.force:
             check_download(sources.target, hub)
@@ -97,8 +102,40 @@ def fetch(name: str, revision: str | None) -> Path:
         seen = Hub().look(name, revision)
     if seen.commit is not None:
         console.note(f"source {seen}")
-    with console.progress() as meter:
+    with _transfers() as meter:
         return _hub(meter).fetch(seen, papers=True).folder
+
+
+class _StoppedError(Exception):
+    """Ends a download from within."""
+
+
+@contextmanager
+def _transfers() -> Iterator[console.Meter]:
+    """A bar of bytes, and a Ctrl-C that ends a download soon and leaves no rest of a file behind.
+
+    The hub's library downloads in threads that outlive an exception in this one, each to the end of its file.
+    What the bar's function raises ends them at the next piece of a file; the second Ctrl-C does not wait.
+    """
+    try:
+        with interrupt.deferred(again=_leave) as pressed, console.progress() as meter:
+
+            def show(text: str, done: int, total: int, unit: str = "") -> None:
+                if pressed():
+                    raise _StoppedError
+                meter(text, done, total, unit)
+
+            yield show
+    except _StoppedError:
+        console.note("interrupted: files that are complete are kept")
+        raise typer.Exit(interrupt.EXIT_CODE) from None
+
+
+def _leave() -> None:
+    """Now, whatever other threads wait for."""
+    console.show_cursor()
+    console.note("interrupted")
+    os._exit(interrupt.EXIT_CODE)
 
 
 def _hub(meter: console.Meter) -> Hub:

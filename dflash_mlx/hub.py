@@ -7,18 +7,17 @@ huggingface_hub's. Nothing here prints: progress goes to a callback. Importing t
 
 from __future__ import annotations
 
-import errno
 import io
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from dflash_mlx.errors import UserError
+from dflash_mlx.hub_errors import sentences
 
 # What mlx-lm loads a model from, all of it in the top folder; no code. A subset of the files that mlx-lm
 # itself downloads: whoever has used a model there has all that is asked for here, without a network too.
@@ -37,9 +36,6 @@ MARGIN_BYTES = 100_000_000  # left free on the disk
 
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 COMMIT = re.compile(r"[0-9a-f]{40}")
-
-# Within one call huggingface_hub goes on in the middle of a file; the next call begins that file anew.
-AGAIN = "run it again: files that are complete are kept"
 
 
 @dataclass(frozen=True)
@@ -70,10 +66,6 @@ class Transfer:
     total: int
 
 
-class MissingRepositoryError(UserError):
-    """The hub has no such repository, or shows it to its owner only."""
-
-
 Listener = Callable[[Transfer], None]
 # As `huggingface_hub.snapshot_download`: a stand-in makes everything here testable without a network.
 Download = Callable[..., Any]
@@ -90,7 +82,8 @@ class Hub:
     """The way to the hub.
 
     Args:
-        listener: Told how far a download is, from several threads but never by two at once.
+        listener: Told how far a download is, from several threads but never by two at once. What it raises
+            ends the download.
         download: Does the work.
     """
 
@@ -120,7 +113,7 @@ class Hub:
                 )
             return Resolved(Path(name), str(name))
         repository = str(name)
-        with _sentences(repository, revision, begun=False):
+        with sentences(repository, revision, begun=False):
             folder = Path(
                 self.download(
                     repository,
@@ -149,7 +142,7 @@ class Hub:
         if resolved.complete:
             return resolved
         name, commit = resolved.name, resolved.commit
-        with _sentences(name, commit):
+        with sentences(name, commit):
             missing = sum(size for _, size, wanted in self._listing(resolved) if wanted)
             _check_space(name, resolved.folder, missing)
             report = self.listener if missing else None
@@ -164,7 +157,7 @@ class Hub:
         Raises:
             UserError: See `fetch`.
         """
-        with _sentences(resolved.name, resolved.commit):
+        with sentences(resolved.name, resolved.commit):
             listing = self._listing(resolved)
         return sum(size for file, size, _ in listing if file.endswith(".safetensors")) or None
 
@@ -281,96 +274,3 @@ def _bars(name: str, listener: Listener | None = None) -> type:
             return shown
 
     return Bar
-
-
-@contextmanager
-def _sentences(name: str, revision: str | None, *, begun: bool = True) -> Iterator[None]:
-    """What huggingface_hub and its network library raise, each as one sentence and a hint.
-
-    Args:
-        name: The repository.
-        revision: What was asked for.
-        begun: A part of it is on this machine.
-    """
-    from huggingface_hub import errors
-
-    # `errors.HTTPError` is the network library's, under whatever name this huggingface_hub imports it.
-    network_error: type[Exception] = vars(errors)["HTTPError"]
-    try:
-        yield
-    except (
-        errors.EntryNotFoundError,
-        errors.OfflineModeIsEnabled,
-        errors.RevisionResolutionError,
-        network_error,
-        OSError,
-        RuntimeError,  # what the hub's own transfer library raises
-    ) as problem:
-        raise _sentence(name, revision, problem, begun) from problem
-
-
-def _sentence(name: str, revision: str | None, problem: Exception, begun: bool) -> UserError:
-    from huggingface_hub import errors
-
-    match problem:
-        case errors.GatedRepoError():
-            return UserError(
-                f"`{name}` is gated: its owners want their terms accepted first",
-                f"accept them at https://huggingface.co/{name}, then `hf auth login` or set `HF_TOKEN`",
-            )
-        case errors.RepositoryNotFoundError():
-            return MissingRepositoryError(
-                f"`{name}` is no folder here and no repository on the hub, or a private one",
-                "check the spelling; for a private one `hf auth login` or set `HF_TOKEN`",
-            )
-        case errors.RevisionNotFoundError():
-            return UserError(
-                f"`{name}` has no revision `{revision}`", "give a branch, a tag or the full hash of a commit"
-            )
-        case errors.DisabledRepoError():
-            return UserError(f"`{name}` was disabled on the hub")
-        case (
-            errors.LocalEntryNotFoundError()
-            | errors.OfflineModeIsEnabled()
-            | errors.RevisionResolutionError()
-        ):
-            return _unreachable(name, problem, begun)
-        case errors.HfHubHTTPError():
-            return _refused(name, problem.response.status_code)
-        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
-            return UserError(
-                f"the disk is full: `{name}` was not downloaded whole",
-                "free some space, or set `HF_HOME` to a folder on another disk, and " + AGAIN,
-            )
-        case OSError(errno=errno.EACCES | errno.EROFS | errno.EPERM):
-            return UserError(
-                f"`{name}` cannot be saved: {problem.strerror}: `{problem.filename}`",
-                "set `HF_HOME` to a folder that can be written to",
-            )
-    return UserError(f"the download of `{name}` was cut off: {_first_line(problem)}", AGAIN)
-
-
-def _unreachable(name: str, problem: Exception, begun: bool) -> UserError:
-    """The cache lacks something, and the hub was not or could not be asked."""
-    from huggingface_hub import errors
-
-    cause = problem.__cause__
-    here = f"only a part of `{name}` is on this machine" if begun else f"`{name}` is not on this machine"
-    if isinstance(problem, errors.OfflineModeIsEnabled) or isinstance(cause, errors.OfflineModeIsEnabled):
-        return UserError(f"{here}, and the hub is switched off", f"unset `HF_HUB_OFFLINE`, and {AGAIN}")
-    if isinstance(cause, errors.HfHubHTTPError):
-        return _refused(name, cause.response.status_code)
-    return UserError(f"{here}, and the hub cannot be reached", f"check the network connection, and {AGAIN}")
-
-
-def _refused(name: str, status: int) -> UserError:
-    hints = {
-        401: "`hf auth login`, or set `HF_TOKEN` to a valid token",
-        403: "`hf auth login` with an account that may read it, or set `HF_TOKEN`",
-        429: "wait some minutes; with `HF_TOKEN` set more requests are allowed",
-    }
-    return UserError(f"the hub answers {status} to a request for `{name}`", hints.get(status, AGAIN))
-
-
-def _first_line(problem: Exception) -> str:
-    return str(problem).strip().partition("\n")[0].rstrip(".") or type(problem).__name__

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from dflash_mlx.config import load_config
 from dflash_mlx.config_fields import Fields, read_config_json
 from dflash_mlx.errors import UserError
-from dflash_mlx.hub import Hub, MissingRepositoryError, Resolved
+from dflash_mlx.hub import Hub, Resolved
+from dflash_mlx.hub_errors import MissingRepositoryError
 from dflash_mlx.registry import Entry, find_drafter, unknown_target
 from dflash_mlx.targets import Family, family_of
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from dflash_mlx.hub import Hub, Transfer
+
+PIECE = 2_000_000
 
 
 @dataclass
@@ -43,6 +46,7 @@ class FakeHub:
     requests: list[str] = field(default_factory=list)
     status: int | None = None  # answered to everything
     cut_after: int | None = None  # bytes of an answer after which the connection is dropped
+    pause: float = 0.0  # seconds between two pieces of a file
     sent: int = 0  # bytes of files
 
     def publish(self, name: str, folder: Path, **more: bytes) -> Repository:
@@ -128,7 +132,9 @@ class Handler(BaseHTTPRequestHandler):
         is_file = headers is not None
         if is_file and cut is not None and len(body) > cut:
             body, self.close_connection = body[:cut], True
-        self.wfile.write(body)
+        for start in range(0, len(body), PIECE):
+            self.wfile.write(body[start : start + PIECE])
+            time.sleep(self.state.pause)
         self.state.sent += len(body) if is_file else 0
 
 

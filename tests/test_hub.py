@@ -18,7 +18,8 @@ from fake_hub import FakeHub
 from huggingface_hub import constants, errors
 
 from dflash_mlx.errors import UserError
-from dflash_mlx.hub import Hub, MissingRepositoryError, Resolved, Transfer, resolve
+from dflash_mlx.hub import Hub, Resolved, Transfer, resolve
+from dflash_mlx.hub_errors import MissingRepositoryError
 
 NAME = "someone/Model-4bit"
 WEIGHTS = os.urandom(300_000)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -57,20 +59,18 @@ def run(server: FakeHub, home: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
     return lambda *words: CliRunner().invoke(app, words)
 
 
-def offline(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """The program as a user starts it, without a network."""
+def started(home: Path, *words: str, **more: str) -> subprocess.Popen[str]:
+    """The program as a user starts it."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    environment |= {
-        "HF_HOME": str(home / "hub"),
-        "XDG_CACHE_HOME": str(home / "cache"),
-        "HF_HUB_OFFLINE": "1",
-    }
-    return subprocess.run(
+    environment |= {"HF_HOME": str(home / "hub"), "XDG_CACHE_HOME": str(home / "cache"), **more}
+    return subprocess.Popen(
         [sys.executable, "-m", "dflash_mlx.cli", *words],
         env=environment,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=120,
+        # A background job would have SIGINT ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
 
 
@@ -92,9 +92,10 @@ def test_one_name_is_enough(server: FakeHub, home: Path, run: Callable[..., Resu
     # Everything is here now: without a network, and without the drafter's original weights.
     for blob in (home / "hub").rglob("models--incoai*/snapshots/*/model.safetensors"):
         blob.unlink()
-    again = offline(home, "generate", "--target", TARGET, *PROMPT, "--json")
-    assert again.returncode == 0, again.stderr
-    line = json.loads(again.stdout)
+    again = started(home, "generate", "--target", TARGET, *PROMPT, "--json", HF_HUB_OFFLINE="1")
+    text, problems = again.communicate(timeout=120)
+    assert again.returncode == 0, problems
+    line = json.loads(text)
     assert line["text"] + "\n" == first.stdout
     assert (line["stats"]["target"], line["stats"]["drafter"]) == (TARGET, DRAFTER)
     assert copies(home) == made
@@ -124,6 +125,24 @@ def test_errors(run: Callable[..., Result], words: list[str], message: str) -> N
     result = run("generate", *words, *PROMPT)
     assert (result.exit_code, result.stdout) == (1, "")
     assert message in result.stderr
+
+
+def test_ctrl_c_ends_a_download_soon_and_leaves_no_rest(tmp_path: Path) -> None:
+    with fake_hub.serve() as slow:
+        slow.repositories["someone/large"] = fake_hub.Repository(
+            {"config.json": b"{}", "model.safetensors": bytes(200_000_000)}
+        )
+        slow.pause = 0.1
+        process = started(tmp_path, "convert", "someone/large", "--out", "x", HF_ENDPOINT=slow.url)
+        weights = f"GET someone/large/resolve/{slow.repositories['someone/large'].commit}/model.safetensors"
+        while weights not in slow.requests or not list(tmp_path.rglob("*.incomplete")):
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        _, problems = process.communicate(timeout=8)  # it would go on for ten seconds
+    assert process.returncode == 130
+    assert problems.endswith("interrupted: files that are complete are kept\n")
+    assert list(tmp_path.rglob("*.incomplete")) == []
 
 
 def test_convert_takes_a_repository_with_its_licence(
