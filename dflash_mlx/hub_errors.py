@@ -89,11 +89,12 @@ def _unreachable(name: str, problem: Exception, begun: bool) -> UserError:
 
     cause = problem.__cause__
     here = f"only a part of `{name}` is on this machine" if begun else f"`{name}` is not on this machine"
+    again = f", and {AGAIN}" if begun else ""
     if isinstance(problem, errors.OfflineModeIsEnabled) or isinstance(cause, errors.OfflineModeIsEnabled):
-        return UserError(f"{here}, and the hub is switched off", f"unset `HF_HUB_OFFLINE`, and {AGAIN}")
+        return UserError(f"{here}, and the hub is switched off", f"unset `HF_HUB_OFFLINE`{again}")
     if isinstance(cause, errors.HfHubHTTPError):
         return _refused(name, cause.response.status_code)
-    return UserError(f"{here}, and the hub cannot be reached", f"check the network connection, and {AGAIN}")
+    return UserError(f"{here}, and the hub cannot be reached", f"check the network connection{again}")
 
 
 def _refused(name: str, status: int) -> UserError:
