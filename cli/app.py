@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 import dflash_mlx
 from dflash_mlx.errors import UserError
 
-from . import console, convert, generate, options
+from . import console, convert, generate, options, train
 from .layout import GroupedCommand
 
 NAME = "dflash-mlx"
@@ -82,6 +82,7 @@ def root(
 
 app.command("generate", cls=GroupedCommand, epilog=generate.EXAMPLE)(generate.generate)
 app.command("convert", cls=GroupedCommand, epilog=convert.EXAMPLE)(convert.convert)
+app.command("train", cls=GroupedCommand, epilog=train.EXAMPLE)(train.train)
 
 
 def main() -> None:
@@ -89,6 +90,13 @@ def main() -> None:
     console.replace_unencodable()
     try:
         app(prog_name=NAME)
+    # `--version` and `--help` print before there is a command, and so outside of the boundary.
+    except UserError as problem:
+        console.error(problem.message, problem.hint)
+        sys.exit(1)
+    except OSError as problem:
+        console.error(f"the output cannot be written: {problem.strerror}")
+        sys.exit(1)
     finally:
         if not console.flush_or_forget():
             sys.exit(1)

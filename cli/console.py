@@ -6,8 +6,8 @@ import io
 import os
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
 from dflash_mlx.errors import UserError
@@ -39,8 +39,9 @@ def write(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """A line about the work, to stderr."""
-    _stderr().print(text, style="dim")
+    """A line about the work, to stderr; where that cannot be written, the work is what counts."""
+    with suppress(OSError):
+        _stderr().print(text, style="dim")
 
 
 def error(message: str, hint: str | None = None) -> None:
@@ -107,6 +108,32 @@ def progress() -> Iterator[Meter]:
 def show_cursor() -> None:
     """Bring back what a bar hides, when it cannot do so itself."""
     _stderr().show_cursor(True)
+
+
+Counter = Callable[[int, int, str], None]  # how many are done, of how many, and what to say of them
+
+
+@contextmanager
+def counting(text: str) -> Iterator[Counter]:
+    """A bar of things that are counted, with a changing text, on a terminal; elsewhere nothing."""
+    console = _stderr()
+    if not console.is_terminal:
+        yield lambda done, total, said: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    parts: list[ProgressColumn] = [TextColumn("{task.description}")]
+    if console.width >= NARROW:
+        parts.append(BarColumn(bar_width=20))
+    parts += [MofNCompleteColumn(), TextColumn("{task.fields[said]}")]
+    with Progress(*parts, console=console) as bars:
+        task = bars.add_task(text, total=None, said="")
+        yield lambda done, total, said: bars.update(task, completed=done, total=total, said=said)
+
+
+def live() -> bool:
+    """True if what is written to stderr can be taken back: a terminal."""
+    return _stderr().is_terminal
 
 
 def columns() -> int:

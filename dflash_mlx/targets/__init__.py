@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from dflash_mlx.config import ARCHITECTURES
 from dflash_mlx.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,10 +24,12 @@ class Family:
         caches: "kv": `KVCache` alone; "rotating": sliding windows too; "gated_delta": recurrent layers.
         scaled_drafter_embedding: Its drafters multiply the raw embedding rows by the target's own scale
             unless their config says otherwise.
+        batches: mlx-lm's batch generation can run it.
     """
 
     caches: CacheFamily
     scaled_drafter_embedding: bool = False
+    batches: bool = True
 
 
 _KV = Family("kv")
@@ -39,7 +42,8 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v3": _KV,
     "ernie4_5": _KV,
     "gemma": _KV,
-    "gemma2": _KV,
+    # Its attention does not broadcast a batch's mask (mlx-lm 0.32.2).
+    "gemma2": Family("kv", batches=False),
     "glm4": _KV,
     "glm4_moe": _KV,
     "granite": _KV,
@@ -83,6 +87,12 @@ def family_of(config: dict[str, Any]) -> tuple[str, Family]:
     """
     from mlx_lm.utils import _get_classes
 
+    architectures = config.get("architectures")
+    if isinstance(architectures, list) and any(name in ARCHITECTURES for name in architectures):
+        raise UserError(
+            f"this is a DFlash drafter (`{architectures[0]}`), not a target",
+            "give it as the drafter, and the model that it was made for as the target",
+        )
     name = config.get("model_type")
     works = f"families that work: {', '.join(sorted(FAMILIES))}"
     if not isinstance(name, str):
