@@ -43,7 +43,13 @@ def parse_rope(top: Fields) -> RopeConfig:
     """
     new, old = top.mapping("rope_parameters"), top.mapping("rope_scaling")
     nested = new or old or {}
-    kinds = [group.get("rope_type") or group.get("type") or "default" for group in (new, old) if group]
+    for key, value in nested.items():
+        if isinstance(value, Mapping):
+            raise UserError(
+                f"`{key}` in the rope parameters of config.json is an object, not a number",
+                "write one `rope_theta` and `rope_type` for all layers",
+            )
+    kinds = [str(group.get("rope_type") or group.get("type") or "default") for group in (new, old) if group]
     if len(set(kinds)) > 1:
         raise UserError(
             f"`rope_parameters` says `{kinds[0]}` but `rope_scaling` says `{kinds[1]}` in config.json",
@@ -60,6 +66,9 @@ def parse_rope(top: Fields) -> RopeConfig:
     if kind == "default":
         return RopeConfig(theta)
     factor = inner.number("factor")
+    if kind == "llama3":
+        names = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+        nested = {**nested, **{name: inner.number(name) for name in names if inner.get(name) is not None}}
     if kind != "yarn":
         return RopeConfig(
             theta, MappingProxyType({**nested, "rope_type": kind, "type": kind, "factor": factor})

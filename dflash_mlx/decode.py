@@ -191,6 +191,8 @@ class Decoder:
             drafter, context = self._drafting()
             drafter.extend(mx.concatenate(self._features, axis=1), context)
             self._features.clear()
+            # No plain step depends on it: left lazy, it would hold all features until the next cycle.
+            mx.async_eval(context.arrays())
 
     def _drafting(self) -> tuple[Drafter, Context]:
         if self._maybe_drafter is None or self._line.context is None:

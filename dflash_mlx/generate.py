@@ -9,12 +9,14 @@ from dflash_mlx.session import PREFILL_STEP, Session
 from dflash_mlx.types import Event, SamplingParams
 
 if TYPE_CHECKING:
+    import mlx.core as mx
+
     from dflash_mlx.pair import Pair
 
 
 def stream_generate(
     pair: Pair,
-    prompt: Sequence[int],
+    prompt: Sequence[int] | mx.array,
     sampling: SamplingParams = SamplingParams(),
     *,
     max_tokens: int = 512,

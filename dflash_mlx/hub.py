@@ -105,6 +105,8 @@ class Hub:
             UserError: There is no such folder or repository, it has no config.json, it cannot be had from
                 here, or a revision of a local folder was asked for.
         """
+        if not str(name).strip() or name == Path():
+            raise UserError("the name of a model is empty", "give a folder or the name of a repository")
         if _is_local(name):
             if revision is not None:
                 raise UserError(

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
+from huggingface_hub.errors import StrictDataclassError
 from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
 
 from dflash_mlx import blas, memory
-from dflash_mlx.config_fields import read_config_json
+from dflash_mlx.config_fields import Fields, read_config_json
 from dflash_mlx.drafters import load_drafter
 from dflash_mlx.drafters.precision import drafter_dtype, dtype_name
 from dflash_mlx.errors import UserError
@@ -99,9 +100,9 @@ def check_download(target: Resolved, hub: Hub) -> None:
 def _load(sources: Sources, context: int, *, force: bool) -> Pair:
     folder = sources.target.folder
     config = read_config_json(folder)
-    model_type, family = family_of(config)
+    model_type, _ = family_of(config)
     chosen = sources.drafter
-    drafter_config = None if chosen is None else fitting_config(chosen.folder, config, family)
+    drafter_config = None if chosen is None else fitting_config(chosen.folder, config)
     read_folder(folder)
     if chosen is not None:
         read_folder(chosen.folder)
@@ -113,7 +114,7 @@ def _load(sources: Sources, context: int, *, force: bool) -> Pair:
     if chosen is not None:
         built_drafter = load_drafter(chosen.folder, config=drafter_config, lazy=True)
     # Until here everything is lazy: no weights were read.
-    longest = text_config(config).get("max_position_embeddings")
+    longest = Fields(text_config(config), {}, "").optional_integer("max_position_embeddings")
     if not force:
         context = context if longest is None else min(context, longest)
         memory.check(sources.target.name, _need(built, built_drafter, config, context), _machine())
@@ -187,6 +188,8 @@ def _load_target(folder: Path) -> tuple[nn.Module, TokenizerWrapper]:
         RuntimeError,
         OSError,
         ImportError,
+        ArithmeticError,
+        StrictDataclassError,
     ) as problem:
         reason = str(problem).strip().partition("\n")[0] or type(problem).__name__
         raise UserError(

@@ -36,8 +36,13 @@ class Recorder:
     histogram: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._started = self._last = self._first = self.clock()
+        self._last = self.clock()
+        self._spent = 0.0  # seconds up to the last lap, the consumer's left out
         self.histogram = [0] * self.width
+
+    def resume(self) -> None:
+        """The consumer of the events is done with the last one: its time does not count."""
+        self._last = self.clock()
 
     def prefilled(self) -> float:
         """Seconds of the prompt pass."""
@@ -48,8 +53,7 @@ class Recorder:
         """The event of one cycle or plain step whose tokens are on the host now."""
         seconds = self._lap()
         if not self.generated:
-            self._first = self._last
-            self.first_token_seconds = self._first - self._started
+            self.first_token_seconds = self._spent
         elif width == 1:
             self.plain_steps += 1
         if width > 1:
@@ -61,7 +65,7 @@ class Recorder:
         """The last event."""
         cycles = sum(self.histogram)
         committed = sum(count * (n + 1) for n, count in enumerate(self.histogram))
-        seconds = self._last - self._first
+        seconds = self._spent - self.first_token_seconds
         stats = Stats(
             method=pair.method if cycles else "plain",
             target=pair.target_name,
@@ -89,11 +93,12 @@ class Recorder:
     def _lap(self) -> float:
         now = self.clock()
         seconds, self._last = now - self._last, now
+        self._spent += seconds
         return seconds
 
 
 def json_line(text: str, tokens: Sequence[int], finished: Finished) -> dict[str, Any]:
-    """What `generate --json` prints: one object, described in the README.
+    """What `generate --json` prints: one object. The fields of `stats` are those of `types.Stats`.
 
     Args:
         text: All text, joined.

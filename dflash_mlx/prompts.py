@@ -45,7 +45,7 @@ def encode_chat(
             [dict(message) for message in messages], tokenize=True, add_generation_prompt=True, **told
         )
     # What a template can raise: its own refusals, and what Python says to the operations written in it.
-    except (TemplateError, TypeError, ValueError, LookupError) as problem:
+    except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as problem:
         reason = " ".join(str(problem).split()) or type(problem).__name__
         raise UserError(
             f"the chat template of this model refuses the conversation: {reason}",

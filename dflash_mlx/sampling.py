@@ -7,6 +7,7 @@ penalties. Nothing here reads an array on the host, and nothing touches MLX's gl
 
 from __future__ import annotations
 
+import math
 import secrets
 
 import mlx.core as mx
@@ -57,6 +58,8 @@ class Sampler:
                     f"`logit_bias` names token {token}, the vocabulary has {vocab_size}",
                     f"use ids from 0 to {vocab_size - 1}",
                 )
+        if sum(bias == -math.inf for bias in params.logit_bias.values()) == vocab_size:
+            raise UserError("`logit_bias` bans every token", "leave at least one")
         self.params = params
         self.vocab_size = vocab_size
         self._bias = make_logits_processors(logit_bias=dict(params.logit_bias))

@@ -7,6 +7,7 @@ tore apart is never continued: the next prompt starts from a snapshot, and says 
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 from mlx_lm.utils import maybe_set_recommended_wired_limit
 
-from dflash_mlx.decode import Decoder, Line, LineSnapshot
+from dflash_mlx.decode import Decoder, Line, LineSnapshot, host_ints
 from dflash_mlx.errors import UserError
 from dflash_mlx.interrupts import deferred_sigint
 from dflash_mlx.metrics import Recorder
@@ -88,7 +89,7 @@ class Session:
 
     def generate(
         self,
-        prompt: Sequence[int],
+        prompt: Sequence[int] | mx.array,
         sampling: SamplingParams = SamplingParams(),
         *,
         max_tokens: int = 512,
@@ -98,6 +99,8 @@ class Session:
         cancelled: Callable[[], bool] = lambda: False,
     ) -> Iterator[Event]:
         """Reply to `prompt`: `Prefilled`, then a `Block` per cycle or plain step, then `Finished`.
+
+        Cancelled while the prompt is read, the stream is `Finished` alone.
 
         Args:
             prompt: Token ids of the whole conversation, at least one; what the session has read of it is
@@ -117,18 +120,16 @@ class Session:
             UserError: At once, before anything is computed, if an argument cannot be served.
         """
         pair = self._pair
+        prompt = token_ids(prompt)
         room = pair.check_prompt(prompt)
-        if max_tokens < 1:
-            raise UserError(f"`max_tokens` is {max_tokens}; at least 1 token must be asked for")
-        if any(not string for string in stop):
-            raise UserError("a stop string is empty", "leave it out to stop at the model's own end only")
+        _check_end(max_tokens, stop)
         notes = []
         if room is not None and max_tokens > room:
             notes.append(f"only {room} more tokens fit into the model's context of {pair.context_length}")
             max_tokens = room
         text = TextStream(pair.tokenizer.detokenizer, stop)
         turn = _Turn(
-            prompt=list(prompt),
+            prompt=prompt,
             sampler=Sampler(sampling, pair.target.vocab_size),
             width=pair.check_width(width),
             text=text,
@@ -151,9 +152,10 @@ class Session:
                 recorder.reused_tokens = self._go_back(turn, torn)
             self._torn = False
             whole = self._read(turn)
-            note = "; ".join(turn.notes) or None
-            yield Prefilled(len(turn.prompt), recorder.reused_tokens, recorder.prefilled(), note)
             if whole:
+                note = "; ".join(turn.notes) or None
+                yield Prefilled(len(turn.prompt), recorder.reused_tokens, recorder.prefilled(), note)
+                recorder.resume()
                 yield from self._write(turn, recorder)
             yield recorder.finish(turn.ending.reason or "interrupted", self._pair, mx.get_peak_memory())
 
@@ -207,6 +209,7 @@ class Session:
                     step = next(steps)
                     readable = turn.text.finish() if turn.ending.ended() else turn.text.take()
                 yield recorder.block(step.tokens, readable, step.width, step.accepted)
+                recorder.resume()
                 if recorder.generated - cleared >= CLEAR_CACHE_TOKENS:
                     cleared = recorder.generated
                     mx.clear_cache()
@@ -234,22 +237,60 @@ class Session:
         self._snapshots = [snapshot for snapshot in self._snapshots if snapshot.length <= length]
 
 
+def token_ids(prompt: Sequence[int] | mx.array) -> list[int]:
+    """The ids as Python's integers.
+
+    Raises:
+        UserError: They are not a flat sequence of integers.
+    """
+    try:
+        return [
+            operator.index(token) for token in (host_ints(prompt) if isinstance(prompt, mx.array) else prompt)
+        ]
+    except TypeError as problem:
+        raise UserError(
+            "the prompt is not a sequence of token ids", "encode text with the tokenizer first"
+        ) from problem
+
+
+def _check_end(max_tokens: int, stop: Sequence[str]) -> None:
+    if not isinstance(max_tokens, int) or max_tokens < 1:
+        raise UserError(f"`max_tokens` is {max_tokens}, not a whole number of at least 1")
+    if isinstance(stop, str):
+        raise UserError("`stop` is one string", "give a list of strings")
+    if any(not string for string in stop):
+        raise UserError("a stop string is empty", "leave it out to stop at the model's own end only")
+
+
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
     """How many leading tokens are the same."""
     shorter = min(len(one), len(other))
     return next((i for i in range(shorter) if one[i] != other[i]), shorter)
 
 
-@contextmanager
-def wired() -> Iterator[None]:
-    """Wire as much memory as the device recommends, as mlx-lm does; nothing where there is no Metal.
+class Wired:
+    """Wires as much memory as the device recommends while at least one generation runs, as mlx-lm does.
 
-    mlx-lm's own context manager prints to stdout, which belongs to the caller.
+    Nothing where there is no Metal. mlx-lm's own context manager prints to stdout, which belongs to the
+    caller, and generations that take turns would put back each other's limits.
     """
-    before = maybe_set_recommended_wired_limit()
-    try:
-        yield
-    finally:
-        if before is not None:
-            mx.synchronize()
-            mx.set_wired_limit(before)
+
+    def __init__(self) -> None:
+        self._running = 0
+        self._before: int | None = None
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        if not self._running:
+            self._before = maybe_set_recommended_wired_limit()
+        self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
+            if not self._running and self._before is not None:
+                mx.synchronize()
+                mx.set_wired_limit(self._before)
+
+
+wired = Wired()

@@ -16,7 +16,7 @@ from dflash_mlx.errors import UserError
 from dflash_mlx.hub import Hub, Resolved
 from dflash_mlx.hub_errors import MissingRepositoryError
 from dflash_mlx.registry import Entry, find_drafter, unknown_target
-from dflash_mlx.targets import Family, family_of
+from dflash_mlx.targets import family_of
 
 if TYPE_CHECKING:
     from dflash_mlx.config import DrafterConfig
@@ -69,7 +69,7 @@ def look(
         raise UserError("plain decoding and a drafter contradict each other", "leave one of them out")
     seen = _look(hub, target, revision)
     config = read_config_json(seen.folder)
-    _, family = family_of(config)
+    family_of(config)
     if plain:
         return Sources(seen)
     entry = None
@@ -78,25 +78,36 @@ def look(
         chosen = _first_there(hub, entry, drafter_revision)
     else:
         chosen = _look(hub, drafter, drafter_revision)
-    fitting_config(chosen.folder, config, family)
+    fitting_config(chosen.folder, config)
     return Sources(seen, chosen, entry)
 
 
-def fitting_config(folder: Path, target: dict[str, Any], family: Family) -> DrafterConfig:
-    """The drafter's config, completed from the target's; a mismatch is a UserError."""
+def fitting_config(folder: Path, target: dict[str, Any]) -> DrafterConfig:
+    """The drafter's config, completed from the target's; a mismatch is a UserError.
+
+    Args:
+        folder: Of the drafter.
+        target: The target's config.json. What it leaves out is mlx-lm's default for its family.
+    """
+    from dflash_mlx.targets.model import outline
+
+    config = load_config(folder)
     text = Fields(text_config(target), {}, "")
-    hidden_size = text.integer("hidden_size")
-    return load_config(folder).for_target(
-        num_layers=text.integer("num_hidden_layers"),
-        hidden_size=hidden_size,
-        vocab_size=text.integer("vocab_size"),
-        embed_scale=hidden_size**0.5 if family.scaled_drafter_embedding else None,
+    for name in ("num_hidden_layers", "hidden_size", "vocab_size"):
+        text.optional_integer(name)  # a wrong one is named here, better than by what it breaks in mlx-lm
+    model_type, family = family_of(target)
+    model = outline(target, model_type)
+    return config.for_target(
+        num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        vocab_size=model.vocab_size,
+        embed_scale=model.hidden_size**0.5 if family.scaled_drafter_embedding else None,
     )
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
     """The fields of the language model; in multimodal configs they may be one level down."""
-    nested: dict[str, Any] = config.get("text_config") or {}
+    nested = Fields(config, {}, "").mapping("text_config") or {}
     return {**nested, **{name: value for name, value in config.items() if value is not None}}
 
 

@@ -23,20 +23,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Literal
 
 from dflash_mlx.errors import UserError
 
 _INFINITY = float("inf")
+_LARGEST = 1e4  # added to logits: far beyond any of them, and far from what float32 cannot hold
 _RANGES = (
     ("top_p", 0.0, 1.0),
     ("min_p", 0.0, 1.0),
-    ("top_k", 0, 2**31),
-    ("repetition_penalty", 0.0, _INFINITY),
-    ("presence_penalty", -_INFINITY, _INFINITY),
-    ("frequency_penalty", -_INFINITY, _INFINITY),
-    ("penalty_context", 1, 2**31),
+    ("top_k", 0, 2**31 - 1),
+    ("repetition_penalty", 1e-3, 1e3),
+    ("presence_penalty", -_LARGEST, _LARGEST),
+    ("frequency_penalty", -_LARGEST, _LARGEST),
+    ("penalty_context", 1, 2**31 - 1),
 )
 
 FinishReason = Literal["stop", "length", "interrupted"]
@@ -56,7 +56,7 @@ class SamplingParams:
         presence_penalty: Subtracted once from the logit of each recent token; 0 is off.
         frequency_penalty: Subtracted from the logit of a recent token per occurrence; 0 is off.
         penalty_context: How many last tokens (prompt included) count as recent.
-        logit_bias: Added to the raw logits, by token id.
+        logit_bias: Added to the raw logits, by token id; -inf bans a token.
         seed: Makes sampling repeatable; None draws a fresh seed.
 
     Raises:
@@ -71,29 +71,28 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     penalty_context: int = 20
-    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if self.temperature and not 1e-6 <= self.temperature < _INFINITY:  # below, 1 / T overflows float32
-            raise UserError(f"`temperature` is {self.temperature}, not 0 (greedy) and not in [1e-06, inf)")
+        if self.temperature and not 1e-6 <= self.temperature <= _LARGEST:  # below, 1 / T overflows float32
+            raise UserError(f"`temperature` is {self.temperature}, not 0 (greedy) and not in [1e-06, 10000]")
         for name, low, high in _RANGES:
             value = getattr(self, name)
-            # A NaN compares false with everything and so fails here too.
-            if not low <= value <= high or abs(value) == _INFINITY:
-                bounds = "not a finite number" if low == -_INFINITY else f"outside [{low:g}, {high:g}]"
-                raise UserError(f"`{name}` is {value}, {bounds}")
+            if not low <= value <= high:  # a NaN compares false
+                raise UserError(f"`{name}` is {value}, outside [{low:g}, {high:g}]")
         for name in ("top_k", "penalty_context", "seed"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
                 raise UserError(f"`{name}` is {value!r}, not a whole number")
-        if self.repetition_penalty == 0:
-            raise UserError("`repetition_penalty` is 0", "1 turns the penalty off")
         if self.seed is not None and not 0 <= self.seed < 2**64:
             raise UserError(f"`seed` is {self.seed}, outside [0, 2**64)")
         for token, bias in self.logit_bias.items():
-            if not bias < _INFINITY:  # a NaN compares false; -inf bans a token, which is fine
-                raise UserError(f"`logit_bias` of token {token} is {bias}", "use a number below infinity")
+            if not isinstance(token, int) or isinstance(token, bool):
+                raise UserError(f"`logit_bias` names {token!r}, which is no token id")
+            if not bias <= _LARGEST:  # -inf bans a token, which is fine
+                raise UserError(f"`logit_bias` of token {token} is {bias}", f"use at most {_LARGEST:g}")
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias))  # the caller's may change
 
     @property
     def greedy(self) -> bool:
@@ -116,7 +115,7 @@ class Stats:
         accepted_histogram: How many cycles kept n drafted tokens, index n.
         prefill_seconds: Prompt pass without its last token.
         first_token_seconds: From the start to the first token on the host.
-        decode_seconds: From the first token on, prefill excluded.
+        decode_seconds: From the first token on, without the time that the consumer of the events takes.
         tokens_per_second: Tokens after the first one per `decode_seconds`; 0 if there are none.
         plain_tokens_per_second: Measured in the same run; None if it was not measured.
         dtype: Of the target's activations, with a note where the weights were changed at load.

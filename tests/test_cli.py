@@ -356,3 +356,22 @@ def test_colours_on_a_terminal_only() -> None:
 @pytest.mark.usefixtures("engine")
 def test_no_colours_in_a_pipe() -> None:
     assert "\x1b" not in generate(*PAIR, "--plain", "-p", "Hi").stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("arguments", ["--version", "--help", "generate --help"])
+@pytest.mark.parametrize("output", [">/dev/full", ">&-"])
+def test_nothing_to_print_to(arguments: str, output: str) -> None:
+    command = f"{sys.executable} -m dflash_mlx.cli {arguments} {output}"
+    result = subprocess.run(["bash", "-c", command], stderr=subprocess.PIPE, text=True, timeout=60)
+    assert result.returncode in (0, 1)  # Typer prints help into nothing where there is no stdout
+    assert "Traceback" not in result.stderr
+    assert result.stderr.count("\n") <= 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_notes_do_not_decide_the_exit_code() -> None:
+    command = " ".join([*HARNESS, "note", "generate", *PAIR, "-p", "Hi", "2>/dev/full"])
+    result = subprocess.run(["bash", "-c", command], stdout=subprocess.PIPE, text=True, timeout=60)
+    assert result.returncode == 0
+    assert result.stdout

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import tiny
 from drafter_cases import CHECKPOINTS, GOLDEN, GOLDEN_CASES, LAYOUTS, MASK, raw_config
 
 from dflash_mlx.config import ARCHITECTURES, default_layer_ids, load_config, parse_config
@@ -278,3 +279,13 @@ def test_no_mlx_is_imported() -> None:
         "sys.exit('mlx.core' in sys.modules or 'mlx_lm' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_rope_parameters_per_layer_type_are_refused() -> None:
+    raw = tiny.drafter_config(2)
+    raw["rope_parameters"] = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
+    with pytest.raises(UserError, match="full_attention"):
+        parse_config(raw)
+    for rope in ({"rope_type": ["yarn"]}, {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": "1"}):
+        with pytest.raises(UserError):
+            parse_config({**raw, "rope_parameters": rope})

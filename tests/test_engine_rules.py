@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import gc
+import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import fakes
 import mlx.core as mx
+import numpy as np
 import pytest
 import tiny
 
 from dflash_mlx.errors import UserError
 from dflash_mlx.generate import stream_generate
+from dflash_mlx.session import Session, wired
 from dflash_mlx.types import Block, Finished, Prefilled, SamplingParams
 
 PROMPT = list(range(3, 14))
@@ -161,6 +165,13 @@ def test_refusals_come_before_any_work() -> None:
         ([1], {"width": 0}, "at least 1 row"),
         ([1], {"max_tokens": 0}, "max_tokens"),
         ([1], {"stop": [""]}, "stop string"),
+        ([1], {"stop": "ab"}, "one string"),
+        ([1], {"max_tokens": 4.5}, "max_tokens"),
+        (
+            [1],
+            {"sampling": SamplingParams(logit_bias=dict.fromkeys(range(tiny.VOCAB), -math.inf))},
+            "bans every",
+        ),
         ([1], {"prefill_step": 0}, "prefill_step"),
         ([1], {"sampling": SamplingParams(logit_bias={999: 1.0})}, "logit_bias"),
     ]
@@ -178,3 +189,72 @@ def test_the_context_length_ends_a_generation_and_says_so() -> None:
     assert "9 more tokens" in events[0].note
     assert events[-1].reason == "length"
     assert events[-1].stats.generated_tokens == 9
+
+
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("width", [1, 8])
+def test_a_long_reply_keeps_nothing_but_the_caches(window: int | None, width: int) -> None:
+    """Plain steps hand their features to the drafter too, and these must not wait for a cycle."""
+    sliding = {} if window is None else {"layer_types": ["sliding_attention"] * 2, "sliding_window": window}
+    pair = fakes.pair_of(tiny.build("llama"), tiny.build_drafter(2, **sliding))
+    session = Session(pair)
+    beyond = []
+    for event in session.generate(PROMPT, max_tokens=700, width=width):
+        line = session._line
+        if (
+            isinstance(event, Block)
+            and line.state.length // 256 != (line.state.length - len(event.tokens)) // 256
+        ):
+            gc.collect()
+            mx.clear_cache()
+            mx.synchronize()
+            caches = line.state.nbytes + sum(array.nbytes for array in line.context.arrays())
+            beyond.append(mx.get_active_memory() - caches)
+    assert len(beyond) >= 2
+    features = 256 * 3 * tiny.HIDDEN * 4  # of the tokens between two looks
+    assert beyond[-1] - beyond[0] < features / 4
+
+
+def test_statistics_are_the_engines_own_time() -> None:
+    """A slow reader of the events slows nothing down."""
+    pair = fakes.pair_of(tiny.build("llama"))
+    seconds = []
+    for pause in (0.0, 0.03):
+        events = []
+        for event in stream_generate(pair, PROMPT, max_tokens=20):
+            time.sleep(pause)
+            events.append(event)
+        seconds.append(events[-1].stats.decode_seconds)
+    assert seconds[1] < 19 * 0.03
+
+
+def test_prompts_may_be_arrays() -> None:
+    pair = fakes.pair_of(tiny.build("llama"))
+
+    def tokens(prompt: Any) -> list[int]:
+        return [
+            t for e in stream_generate(pair, prompt, max_tokens=5) if isinstance(e, Block) for t in e.tokens
+        ]
+
+    assert tokens(mx.array(PROMPT)) == tokens(np.array(PROMPT)) == tokens(tuple(PROMPT)) == tokens(PROMPT)
+    for wrong in (["a"], [1.5, 2], mx.array([[1, 2]]), mx.array([1.5])):
+        with pytest.raises(UserError, match="token ids"):
+            stream_generate(pair, wrong)
+
+
+def test_generations_that_take_turns_share_the_wired_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = [100]
+
+    def recommend() -> int:
+        limits.append(900)
+        return limits[-2]
+
+    monkeypatch.setattr("dflash_mlx.session.maybe_set_recommended_wired_limit", recommend)
+    monkeypatch.setattr(mx, "set_wired_limit", limits.append)
+    first, second = wired(), wired()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert limits == [100, 900]
+    second.__exit__(None, None, None)
+    assert limits == [100, 900, 100]

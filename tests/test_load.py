@@ -216,3 +216,37 @@ def test_gemma4_drafters_take_the_targets_embedding_scale(checkpoints: Path, tmp
         pair = load_pair(target, tmp_path / "drafter")
         assert pair.drafter.config.embedding_scale == pytest.approx(scale)
     assert load_drafter(checkpoints / "dflash2").config.embedding_scale == 1
+
+
+def test_what_a_config_leaves_out_is_mlx_lms_default(checkpoints: Path, tmp_path: Path) -> None:
+    """Gemma 3 folders have no `vocab_size`: mlx-lm knows it, and the drafter is compared with that."""
+    target = Path(shutil.copytree(checkpoints / "target", tmp_path / "target"))
+    config = tiny.config_of("gemma3")
+    del config["vocab_size"], config["text_config"]["vocab_size"]
+    target.joinpath("config.json").write_text(json.dumps(config))
+    refused("vocabulary is 96, the target's is 262208", target, checkpoints / "dflash2")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda c: c.pop("num_attention_heads"), "num_attention_heads"),
+        (lambda c: c.update(text_config=3), "text_config"),
+        (lambda c: c.update(max_position_embeddings=-1), "max_position_embeddings"),
+        (lambda c: c.update(max_position_embeddings="long"), "max_position_embeddings"),
+    ],
+)
+def test_a_damaged_target_config(target: Path, drafter: Path, change: Any, words: str) -> None:
+    edit(target, change)
+    refused(words, target, drafter)
+
+
+def test_a_drafter_in_the_place_of_the_target(checkpoints: Path) -> None:
+    refused("DFlash drafter.*not a target", checkpoints / "dflash2", checkpoints / "dflash")
+
+
+def test_an_empty_name_is_not_the_current_folder(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(target)
+    for names in (("",), (target, "")):
+        with pytest.raises(UserError, match="empty"):
+            load_pair(*names)

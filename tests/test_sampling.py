@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -329,3 +331,33 @@ def test_values_at_the_ends_of_their_range() -> None:
         assert 0 <= sampler.draw(logits, Keys(params.seed).next()).item() < VOCAB
     assert SamplingParams().greedy
     assert not SamplingParams(temperature=1e-6).greedy
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"logit_bias": {5: 1e39}},
+        {"logit_bias": {5.0: 1.0}},
+        {"logit_bias": {"5": 1.0}},
+        {"repetition_penalty": 1e-45},
+        {"presence_penalty": -1e39},
+        {"frequency_penalty": 1e39},
+        {"temperature": 1e-40},
+        {"top_k": 2.5},
+        {"penalty_context": 3.5},
+        {"seed": 1.5},
+        {"top_k": True},
+    ],
+)
+def test_what_float32_cannot_hold_or_is_no_number_is_refused(options: dict) -> None:
+    with pytest.raises(UserError):
+        SamplingParams(**options)
+
+
+def test_options_are_plain_data() -> None:
+    bias = {3: 1.0}
+    params = SamplingParams(logit_bias=bias)
+    bias[3] = float("nan")
+    assert params.logit_bias == {3: 1.0}
+    assert pickle.loads(pickle.dumps(params)) == params
+    assert dataclasses.asdict(SamplingParams())["logit_bias"] == {}

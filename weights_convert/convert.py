@@ -227,7 +227,7 @@ def _check_target(folder: Path, target: Path) -> None:
     from dflash_mlx.load import fitting_config
 
     config = read_config_json(target)
-    fitting_config(folder, config, family_of(config)[1])
+    fitting_config(folder, config)
     read_folder(target)
 
 

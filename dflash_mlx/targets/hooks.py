@@ -8,7 +8,7 @@ class of mlx-lm is touched, and afterwards the module has its own class back.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -39,8 +39,8 @@ class Hooks:
     Not reentrant: one forward pass of a model at a time, which MLX asks for anyway.
     """
 
-    def __init__(self, modules: Mapping[nn.Module, Around] | list[tuple[nn.Module, Around]]) -> None:
-        self._modules = list(modules.items()) if isinstance(modules, Mapping) else modules
+    def __init__(self, modules: list[tuple[nn.Module, Around]]) -> None:
+        self._modules = modules
         self._originals: list[tuple[nn.Module, type]] = []
 
     def __enter__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import ArraysCache, make_prompt_cache
+from mlx_lm.utils import _get_classes
 
 from dflash_mlx.cache import KINDS
 from dflash_mlx.errors import UserError
@@ -162,6 +164,26 @@ class ModelTarget:
                 f"the target `{self.model_type}` has recurrent layers other than Gated DeltaNet, "
                 "which cannot drop rejected tokens"
             )
+
+
+def outline(config: dict[str, Any], model_type: str) -> ModelTarget:
+    """A target as its config.json describes it, mlx-lm's own defaults included, for its sizes.
+
+    Nothing is allocated or read: mlx is lazy.
+
+    Raises:
+        UserError: mlx-lm cannot make a model of it.
+    """
+    model_class, args_class = _get_classes(config)
+    try:
+        return ModelTarget(model_class(args_class.from_dict(copy.deepcopy(config))), model_type)
+    # What an incomplete or wrong config makes mlx-lm's classes say.
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as problem:
+        reason = " ".join(str(problem).split()) or type(problem).__name__
+        raise UserError(
+            f"mlx-lm cannot make a `{model_type}` of the target's config.json: {reason}",
+            "download config.json again, or check what was changed in it",
+        ) from problem
 
 
 def _keep_output(outputs: dict[int, mx.array], index: int) -> Around:
