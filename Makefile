@@ -30,7 +30,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 test: $(STAMP) ## run the tests, the slow ones left out
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto $(ARGS)
 
 test-slow: $(STAMP) ## run the slow tests
 	$(BIN)/python -m pytest -m slow $(ARGS)
