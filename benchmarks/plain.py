@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
 
 # isort: off
 from common import Laps, machine  # before anything that imports mlx
@@ -28,7 +29,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=12)
     args = parser.parse_args()
-    pair = load_pair(args.target, plain=True)
+    # No reply ends early: a few tokens tell nothing.
+    pair = replace(load_pair(args.target, plain=True), stop_ids=frozenset())
+    pair.tokenizer.eos_token_ids = None
     prompt = encode_chat(pair.tokenizer, [{"role": "user", "content": args.prompt}])
     laps = Laps()
 
