@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from dflash_mlx.pair import Pair
 
 SAMPLE_BYTES = 256  # of the middle of every tensor: other weights are another target
+PREFILL_BATCH = 8  # mlx-lm's default
 QUEUE = 2  # times the batch: prompts that mlx-lm is given at once, so that its batch stays full
 
 
@@ -187,7 +188,10 @@ def _together(
     """Answers as they are finished, from mlx-lm's batch generation."""
     model: nn.Module = pair.target.model  # type: ignore[attr-defined]  # mlx-lm's own loop wants the model
     generator: Any = BatchGenerator(
-        model, stop_tokens=[[token] for token in sorted(pair.stop_ids)], completion_batch_size=batch
+        model,
+        stop_tokens=[[token] for token in sorted(pair.stop_ids)],
+        completion_batch_size=batch,
+        prefill_batch_size=min(batch, PREFILL_BATCH),
     )
     waiting, running = list(reversed(jobs)), dict[int, tuple[_Job, list[int]]]()
     try:

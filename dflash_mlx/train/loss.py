@@ -166,9 +166,9 @@ class BlockLoss:
             return sums.cross_entropy + self.selector_weight * sums.selector, sums
 
         # mlx cannot differentiate by an empty tree, which the first generation's is.
-        differentiate: Callable[..., Any] = mx.value_and_grad(loss, argnums=(0, 1) if parameters else (0,))
+        differentiate: Callable[..., Any] = mx.value_and_grad(loss, argnums=(0, 1) if parameters else 0)
         (_, sums), gradients = differentiate(rows, parameters)
-        return (gradients if parameters else (gradients[0], {})), sums
+        return (gradients if parameters else (gradients, {})), sums
 
     def _piece(self, hidden: mx.array, labels: Labels) -> Sums:
         slots = hidden.shape[1]

@@ -133,12 +133,13 @@ class Run:
         if found is not None:
             self._trainer.load(arrays)
         self._evaluated: Evaluated | None = None
-        self._saving = 0.0  # seconds that the slowest checkpoint took
+        self._saving = self._evaluating = 0.0  # seconds that the slowest one took
 
     def run(self, cancelled: Callable[[], bool], deadline: Deadline) -> Stopped:
         """Train to the end, to the deadline, or until it is cancelled; then save and write the folder."""
         self._tell(self._started())
         if self.step == 0:
+            self._save()  # so that what it takes is known
             self._evaluate()
         reason = self._steps(cancelled, deadline)
         self._save()
@@ -171,7 +172,8 @@ class Run:
                 self._tell(time_parts(self._trainer, batches[0]))
             if self.step % self._settings.clear_cache_every == 0:
                 mx.clear_cache()
-            if self.step % every == 0 or self.step == self._plan.steps:
+            last = self.step == self._plan.steps
+            if (last or self.step % every == 0) and not deadline.over(self._evaluating + 2 * self._saving):
                 self._evaluate()
             if self._clock() - saved >= self._settings.save_every:
                 self._save()
@@ -238,10 +240,12 @@ class Run:
         )
 
     def _evaluate(self) -> None:
+        started = self._clock()
         found = evaluate(self._trainer, self._pair, self._held_out, self.step, training=self._no_held_out)
         if found is not None:
             self._evaluated = found
             self._tell(found)
+        self._evaluating = max(self._evaluating, self._clock() - started)
         mx.clear_cache()
 
     def _save(self) -> None:

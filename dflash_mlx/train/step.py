@@ -11,7 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx import optimizers
-from mlx.utils import tree_map
+from mlx.utils import tree_flatten, tree_map, tree_unflatten
 
 from dflash_mlx.drafters.dflash import DFlashDrafter
 from dflash_mlx.targets.base import Target
@@ -52,7 +52,9 @@ class Trainer:
         self, drafter: DFlashDrafter, target: Target, settings: Settings, steps: int, dtype: mx.Dtype
     ) -> None:
         self.drafter, self.target, self.settings, self.dtype = drafter, target, settings, dtype
-        self.weights: Tree = tree_map(lambda x: x.astype(mx.float32), drafter.trainable_parameters())
+        flat: dict[str, mx.array] = dict(tree_flatten(drafter.trainable_parameters()))
+        # Without the empty branches of modules that have no weights: so a checkpoint has the same tree.
+        self.weights: Tree = tree_unflatten([(name, x.astype(mx.float32)) for name, x in flat.items()])
         rule = settings.optimisation
         self.optimizer = optimizers.AdamW(
             schedule(rule, steps),
@@ -128,8 +130,10 @@ class Trainer:
 
     def load(self, arrays: Tree) -> None:
         """Go on from a checkpoint's arrays."""
-        self.weights.update(arrays["weights"])
-        self.optimizer.state.update(arrays["optimizer"])
+        # In the order that they have here: sums over all weights then round as they would have.
+        self.weights.update(tree_map(lambda _, new: new, self.weights, arrays["weights"]))
+        state: Tree = tree_map(lambda _, new: new, self.optimizer.state, arrays["optimizer"])
+        self.optimizer.state.update(state)
 
     def rehearse(self, gradients: Tree) -> Tree:
         """What an update computes, without its effect."""
