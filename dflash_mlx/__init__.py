@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dflash_mlx.drafters import load_drafter
     from dflash_mlx.generate import stream_generate
     from dflash_mlx.load import Pair, load_pair
+    from dflash_mlx.session import Session
 
 __version__ = "0.1.0"
 
@@ -28,6 +29,7 @@ __all__ = [
     "Pair",
     "Prefilled",
     "SamplingParams",
+    "Session",
     "Stats",
     "UserError",
     "__version__",
@@ -38,6 +40,7 @@ __all__ = [
 
 _LAZY = {
     "Pair": "dflash_mlx.load",
+    "Session": "dflash_mlx.session",
     "load_drafter": "dflash_mlx.drafters",
     "load_pair": "dflash_mlx.load",
     "stream_generate": "dflash_mlx.generate",
