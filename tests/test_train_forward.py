@@ -10,7 +10,8 @@ import pytest
 import tiny
 
 from dflash_mlx.drafters.dflash import DFlashDrafter
-from dflash_mlx.train.forward import blocks_logits, blocks_mask
+from dflash_mlx.train import forward
+from dflash_mlx.train.forward import blocks_logits, blocks_mask, group_size
 
 LENGTHS = (40, 29)  # of two sequences in one batch; windows are shorter, blocks reach over the end
 LAYOUTS = {
@@ -115,6 +116,26 @@ def test_a_block_sees_the_context_before_it_and_itself(generation: int, layout: 
     # Another block at another place.
     moved = mx.array([[12, 20, 30], [8, 13, 20]], mx.int32)
     assert changed(places=moved) == [False, False, True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "length", "size"),
+    [(64, 128, 4), (64, 512, 16), (64, 4096, 64), (40, 512, 10), (7, 64, 1), (5, 9, 1)],
+)
+def test_groups_divide_the_blocks(blocks: int, length: int, size: int) -> None:
+    assert group_size(blocks, length, width=8) == size
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 6])
+def test_groups_change_nothing(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, tokens, drafter = tiny.build("llama"), tokens_of(), tiny.build_drafter(2, **LAYOUTS["mixed"])
+    features = features_of(target, drafter, tokens)
+    anchors = mx.array([[3, 9, 12, 20, 21, 30], [1, 2, 8, 13, 20, 26]], mx.int32)
+    found = []
+    for groups in (size, 6):
+        monkeypatch.setattr(forward, "group_size", lambda *sizes, groups=groups: groups)
+        found.append(blocks_logits(drafter, target, features, tokens, anchors)[1])
+    assert mx.allclose(*found, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("causal", [False, True])
