@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from dflash_mlx.errors import UserError
 from dflash_mlx.train.report import (
     Answered,
     Evaluated,
@@ -207,6 +208,10 @@ def train(
         seed=seed,
         minutes=minutes,
     )
+    if source is not None and settings.shape != _S:
+        raise UserError(
+            "`--from` and options of the drafter's shape contradict each other", "leave the latter out"
+        )
     pair = models.load(models.Wanted(target, plain=True, revision=revision, force=force), max_length)
     from dflash_mlx.hub import resolve
     from dflash_mlx.train.loop import train as run

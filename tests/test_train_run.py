@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -368,7 +370,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> 
         (["--minutes", "-1"], "the budget is -1"),
         (["--lr", "0"], "the learning rate is 0"),
         (["--mask-token", "1"], "pads, begins or ends"),
-        (["--from", "nowhere/x/y"], ""),
+        (["--from", "dflash2"], "contradict each other"),
     ],
 )
 def test_wrong_options(arguments: list[str], words: str) -> None:
@@ -376,6 +378,30 @@ def test_wrong_options(arguments: list[str], words: str) -> None:
     assert result.exit_code in (1, 2)
     assert words in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.slow
+def test_the_readme_as_a_new_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A toy target, its prompts, train, convert, generate; two of the six epochs."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    tool = Path(__file__).parent.parent / "tools" / "make_toy_target.py"
+    subprocess.run([sys.executable, tool, "toy"], check=True)
+    trained = ["train", "--target", "toy", "--prompts", "toy/prompts.txt", "--out", "toy-dflash2"]
+    prompt = (tmp_path / "toy" / "prompts.txt").read_text().splitlines()[0]
+    read = ["generate", "--target", "toy", "--drafter", "toy-dflash2-4bit", "--prompt", prompt, "--json"]
+    for arguments in (
+        [*trained, "--max-tokens", "96", "--epochs", "2"],
+        ["convert", "toy-dflash2", "--out", "toy-dflash2-4bit"],
+        read,
+    ):
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["stats"]["acceptance_length"] > 1.5
+    last = read_metrics(tmp_path / "toy-dflash2" / "metrics.jsonl")[-1]
+    assert last["kind"] == "evaluation"
+    assert last["tau"] > 3
+    assert last["tau"] >= last["tau_argmax"]
 
 
 def test_the_picture(whole: Listening, folder: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import fakes
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 import tiny
 from mlx.utils import tree_flatten
@@ -18,6 +19,7 @@ from dflash_mlx.config import parse_config
 from dflash_mlx.drafters.dflash import DFlashDrafter
 from dflash_mlx.drafters.dflash2 import CandidateSelector
 from dflash_mlx.generate import stream_generate
+from dflash_mlx.targets import build_target
 from dflash_mlx.train.batches import Plan, TrainingSequence, make_batch, spread_anchors
 from dflash_mlx.train.evaluate import ArgmaxDrafter, acceptance
 from dflash_mlx.train.loss import Sums, labels_of, selector_loss
@@ -186,6 +188,24 @@ def test_bfloat16_computes_with_float32_weights() -> None:
     assert losses[-1] < losses[0]
     assert {value.dtype for _, value in tree_flatten(trainer.weights)} == {mx.float32}
     assert trainer.restore().dtype == mx.bfloat16
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma4_text", "qwen3_5"])
+@pytest.mark.parametrize("bits", [None, 4])
+def test_steps_on_targets_of_every_kind(family: str, bits: int | None) -> None:
+    """Whatever its caches, and with a quantized head in the way of the gradient."""
+    model = tiny.build_model(family)
+    if bits:
+        nn.quantize(model, group_size=32, bits=bits, class_predicate=lambda path, m: _quantizable(m, 32))
+    trainer = Trainer(tiny.build_drafter(2), build_target(model, family), SETTINGS, 10, mx.float32)
+    batch = make_batch(random_sequences(2), [[6, 8], [7, 9]], SETTINGS)
+    losses = [trainer.step([batch])[0].means().loss for _ in range(8)]
+    assert all(math.isfinite(loss) for loss in losses)
+    assert losses[-1] < losses[0]
+
+
+def _quantizable(module: nn.Module, group_size: int) -> bool:
+    return hasattr(module, "to_quantized") and module.weight.shape[-1] % group_size == 0
 
 
 # ---- first weights

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from dflash_mlx.config import parse_config
+from dflash_mlx.config import DrafterConfig, parse_config
 from dflash_mlx.config_fields import read_config_json
 from dflash_mlx.drafters.precision import drafter_dtype, dtype_name
 from dflash_mlx.targets import FAMILIES
@@ -200,7 +200,7 @@ class Run:
         raw = new_config(facts, shape, mask.id, dtype)
         return new_drafter(raw, self._complete(raw), self._settings.seed), mask.reason
 
-    def _complete(self, raw: Any) -> Any:
+    def _complete(self, raw: Mapping[str, Any]) -> DrafterConfig:
         target = self._pair.target
         scaled = FAMILIES[target.model_type].scaled_drafter_embedding
         return parse_config(raw).for_target(
