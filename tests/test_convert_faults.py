@@ -256,7 +256,7 @@ def test_an_error_keeps_the_output_that_was_there(tmp_path: Path, monkeypatch: p
 def test_an_interrupt_between_the_two_renames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    (out / "old").touch()
+    (out / "conversion.json").touch()
     honest = Path.rename
 
     def interrupted(path: Path, new: Path) -> Path:
@@ -265,25 +265,127 @@ def test_an_interrupt_between_the_two_renames(tmp_path: Path, monkeypatch: pytes
         return honest(path, new)
 
     monkeypatch.setattr(Path, "rename", interrupted)
-    with pytest.raises(KeyboardInterrupt), staging(out) as folder:
+    with pytest.raises(KeyboardInterrupt), staging(out, overwrite=True) as folder:
         (folder / "new").touch()
-    assert left_in(out) == ["old"]
+    assert left_in(out) == ["conversion.json"]
     assert left_in(tmp_path) == ["out"]
+
+
+def killed_while_it_replaced(folder: Path) -> None:
+    """What a run with `--overwrite` leaves that is killed after the first of its two renames."""
+    (folder / ".out.partial" / "replaced").mkdir(parents=True)
+    (folder / ".out.partial" / staging_module.MARKER).touch()
+    (folder / ".out.partial" / "replaced" / "conversion.json").touch()
 
 
 def test_a_kill_between_the_two_renames_is_undone_by_the_next_run(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    (tmp_path / ".out.replaced").mkdir()
-    (tmp_path / ".out.replaced" / "old").touch()
-    (tmp_path / ".out.partial").mkdir()
-    with staging(out):
-        assert left_in(out) == ["old"]
+    killed_while_it_replaced(tmp_path)
+    with pytest.raises(UserError, match="out` exists"), staging(out):
+        pass
+    assert left_in(out) == ["conversion.json"]
     assert left_in(tmp_path) == ["out"]
-    (tmp_path / ".out.replaced").mkdir()  # killed after both renames
-    with staging(out) as folder:
+    killed_while_it_replaced(tmp_path)  # after both renames
+    with staging(out, overwrite=True) as folder:
         (folder / "new").touch()
     assert left_in(tmp_path) == ["out"]
     assert left_in(out) == ["new"]
+
+
+def stage(out: Path, meanwhile: Callable[[], object], *, overwrite: bool = False) -> None:
+    """A conversion in small, and what happens during it."""
+    with staging(out, overwrite=overwrite) as folder:
+        (folder / "new").touch()
+        meanwhile()
+
+
+@pytest.mark.parametrize(
+    ("before", "overwrite"),
+    [("nothing", False), ("nothing", True), ("empty", False), ("empty", True), ("made", True)],
+)
+def test_what_appears_during_a_conversion_stays(before: str, overwrite: bool, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    if before != "nothing":
+        out.mkdir()
+    if before == "made":
+        (out / "conversion.json").touch()
+
+    def meanwhile() -> None:
+        shutil.rmtree(out, ignore_errors=True)
+        out.mkdir()
+        (out / "thesis.txt").write_text("years of work")
+
+    words = "was not made by a conversion" if overwrite else "out` exists"
+    with pytest.raises(UserError, match=words) as error:
+        stage(out, meanwhile, overwrite=overwrite)
+    assert error.value.hint
+    assert (out / "thesis.txt").read_text() == "years of work"
+    assert left_in(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("kind", ["folder", "file", "link"])
+def test_what_appears_between_the_last_check_and_the_rename_stays(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    honest = Path.rename
+
+    def late(path: Path, new: Path) -> Path:
+        if kind == "folder":
+            out.mkdir()
+            (out / "thesis.txt").touch()
+        elif kind == "file":
+            out.touch()
+        else:
+            out.symlink_to(tmp_path)
+        return honest(path, new)
+
+    with pytest.raises(UserError, match="out` exists"):
+        stage(out, lambda: monkeypatch.setattr(Path, "rename", late))
+    assert out.is_dir() == (kind != "file")
+    assert left_in(tmp_path) == ["out"]
+
+
+def test_a_conversion_that_another_one_finished_meanwhile_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = source_folder(tmp_path / "source"), tmp_path / "out"
+    planned = convert_module.prepare
+
+    def after_another(*args: Any) -> Any:
+        monkeypatch.setattr(convert_module, "prepare", planned)
+        run(source, out, make_recipe(8))
+        return planned(*args)
+
+    monkeypatch.setattr(convert_module, "prepare", after_another)
+    with pytest.raises(UserError, match="out` exists"):
+        run(source, out)
+    assert conversion(out)["recipe"]["bits"] == 8
+    assert left_in(tmp_path) == ["out", "source"]
+
+
+@pytest.mark.parametrize("state", ["partial", "replaced"])
+def test_hidden_folders_of_somebodys_own_stay(state: str, tmp_path: Path) -> None:
+    source, mine = source_folder(tmp_path / "source"), tmp_path / f".out.{state}"
+    (mine / "content").mkdir(parents=True)
+    (mine / "content" / "thesis.txt").write_text("years of work")
+    if state == "partial":
+        with pytest.raises(UserError, match=r"\.out\.partial` is in the way") as error:
+            run(source, tmp_path / "out")
+        assert error.value.hint
+        assert left_in(tmp_path) == [mine.name, "source"]
+    else:
+        run(source, tmp_path / "out")
+    assert (mine / "content" / "thesis.txt").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_a_hidden_file_or_link_of_somebodys_own_stays(kind: str, tmp_path: Path) -> None:
+    mine = tmp_path / ".out.partial"
+    mine.touch() if kind == "file" else mine.symlink_to(tmp_path)
+    with pytest.raises(UserError, match="is in the way"), staging(tmp_path / "out"):
+        pass
+    assert left_in(tmp_path) == [mine.name]
 
 
 def test_a_lock_on_a_folder_that_is_gone_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

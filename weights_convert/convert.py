@@ -16,7 +16,6 @@ from dflash_mlx.config import DrafterConfig, parse_config
 from dflash_mlx.config_fields import read_config_json
 from dflash_mlx.drafters import load_drafter
 from dflash_mlx.errors import UserError
-from dflash_mlx.targets import family_of
 from dflash_mlx.weights import read_folder, weight_files
 
 from .card import write_card
@@ -140,7 +139,7 @@ def convert(job: Job, listener: Listener = lambda progress: None) -> Report:
     prepared = prepare(job.source, job.recipe, job.kind, job.target if job.verify else None)
     companions = sum(path.stat().st_size for path in prepared.source.companions)
     check_space(job.out, prepared.summary.bytes_after + companions)
-    with staging(job.out) as folder:
+    with staging(job.out, overwrite=job.overwrite) as folder:
         if prepared.plan is None:
             proof = _convert_target(job, prepared, folder, listener)
         else:

@@ -2,15 +2,21 @@
 
 Everything is written to `.NAME.partial` beside the final place, which one process at a time can hold; at the
 end it is renamed. Whoever finds such a folder that nobody holds cleans up after a process that was killed.
+
+    .NAME.partial/
+        MARKER     says that the folder is a conversion's: one without it is somebody's own, and left alone
+        content/   becomes NAME
+        replaced/  what was there before, for the moment between the two renames
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dflash_mlx.errors import UserError
@@ -18,6 +24,8 @@ from dflash_mlx.errors import UserError
 from .report import REPORT_FILE
 
 MARGIN_BYTES = 16_000_000  # headers, config, card, file system's own
+MARKER = ".dflash-mlx-conversion"
+_TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)  # of a rename: something is there already
 
 
 def check_output(source: Path, out: Path, *, overwrite: bool) -> None:
@@ -34,11 +42,15 @@ def check_output(source: Path, out: Path, *, overwrite: bool) -> None:
     mine, theirs = out.resolve(), source.resolve()
     if mine == theirs or mine in theirs.parents or theirs in mine.parents:
         raise UserError(f"`{out}` and the source `{source}` lie within each other", "choose another `--out`")
+    _check_free(out, overwrite=overwrite)
+
+
+def _check_free(out: Path, *, overwrite: bool) -> None:
     if out.is_dir():
         if not any(out.iterdir()):
             return
         if not overwrite:
-            raise UserError(f"`{out}` exists", "`--overwrite` replaces it, or choose another `--out`")
+            raise _exists(out)
         if not (out / REPORT_FILE).is_file():
             raise UserError(
                 f"`{out}` was not made by a conversion: it has no `{REPORT_FILE}`",
@@ -46,6 +58,10 @@ def check_output(source: Path, out: Path, *, overwrite: bool) -> None:
             )
     elif out.exists() or out.is_symlink():
         raise UserError(f"`{out}` is not a folder", "choose another `--out`")
+
+
+def _exists(out: Path) -> UserError:
+    return UserError(f"`{out}` exists", "`--overwrite` replaces it, or choose another `--out`")
 
 
 def check_space(out: Path, needed: int) -> None:
@@ -67,34 +83,43 @@ def check_space(out: Path, needed: int) -> None:
 
 
 @contextmanager
-def staging(out: Path) -> Iterator[Path]:
+def staging(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """A folder to write to, which becomes `out` when the body ends without an exception.
 
     Args:
-        out: Checked by `check_output`; what is there is replaced.
+        out: Checked by `check_output`; checked again here, for minutes lie between the two.
+        overwrite: Replace what an earlier conversion made; nothing else is ever replaced.
 
     Yields:
         An empty folder on the same disk, gone if the body raises.
 
     Raises:
-        UserError: Another process is writing to `out`, or its parent folder cannot be written to.
+        UserError: Another process is writing to `out` or made it meanwhile, its parent folder cannot be
+            written to, or `.NAME.partial` is somebody's own.
     """
     out = out.resolve()
-    partial, replaced = (out.with_name(f".{out.name}.{state}") for state in ("partial", "replaced"))
+    partial = out.with_name(f".{out.name}.partial")
     with writing():
         out.parent.mkdir(parents=True, exist_ok=True)
         lock = _hold(partial, out)
     try:
-        content = partial / "content"
+        with writing():
+            _mark(partial)
+    except BaseException:
+        os.close(lock)
+        raise
+    content, replaced = partial / "content", partial / "replaced"
+    try:
         with writing():
             _recover(out, replaced)
+            _check_free(out, overwrite=overwrite)
             shutil.rmtree(content, ignore_errors=True)
             content.mkdir()
         yield content
         with writing():
-            _install(content, out, replaced)
+            _install(content, out, replaced, overwrite=overwrite)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        _remove(partial)
         os.close(lock)  # and with it the lock
 
 
@@ -113,6 +138,8 @@ def writing() -> Iterator[None]:
 def _hold(partial: Path, out: Path) -> int:
     """Make the folder, or take over a dead process's; an open descriptor that locks it."""
     while True:
+        if partial.is_symlink() or (partial.exists() and not partial.is_dir()):
+            raise _not_ours(partial)
         partial.mkdir(exist_ok=True)
         try:
             descriptor = os.open(partial, os.O_RDONLY)
@@ -131,6 +158,30 @@ def _hold(partial: Path, out: Path) -> int:
         os.close(descriptor)
 
 
+def _mark(partial: Path) -> None:
+    """Under the lock; an empty folder is one that nobody came to mark."""
+    names = os.listdir(partial)
+    if names and MARKER not in names:
+        raise _not_ours(partial)
+    (partial / MARKER).touch()
+
+
+def _not_ours(partial: Path) -> UserError:
+    return UserError(
+        f"`{partial}` is in the way and was not made by a conversion", "move it, or choose another `--out`"
+    )
+
+
+def _remove(partial: Path) -> None:
+    """The mark last: a kill on the way must leave a folder that the next run knows for its own."""
+    with suppress(OSError):
+        for name in ("content", "replaced"):
+            if (partial / name).exists():
+                shutil.rmtree(partial / name)
+        (partial / MARKER).unlink()
+        partial.rmdir()
+
+
 def _recover(out: Path, replaced: Path) -> None:
     """After a process that was killed while it exchanged the folders."""
     if replaced.exists():
@@ -140,13 +191,16 @@ def _recover(out: Path, replaced: Path) -> None:
             replaced.rename(out)
 
 
-def _install(content: Path, out: Path, replaced: Path) -> None:
+def _install(content: Path, out: Path, replaced: Path, *, overwrite: bool) -> None:
+    _check_free(out, overwrite=overwrite)
     try:
-        if out.exists():
+        if overwrite and out.exists():
             out.rename(replaced)
+        # The system replaces an empty folder and nothing else: what came after the check stays.
         content.rename(out)
-    except BaseException:  # an interrupt between the two renames, too
+    except BaseException as problem:  # an interrupt between the two renames, too
         if replaced.exists() and not out.exists():
             replaced.rename(out)
+        if isinstance(problem, OSError) and problem.errno in _TAKEN:
+            raise _exists(out) from problem
         raise
-    shutil.rmtree(replaced, ignore_errors=True)
