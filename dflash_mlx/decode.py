@@ -61,6 +61,10 @@ class Line:
         del self.tokens[length:]
         return True
 
+    def complete(self, ahead: int = 0) -> bool:
+        """True if the drafter has all that it needs to draft after `ahead` more tokens."""
+        return self.context is None or self.context.complete(ahead)
+
     def snapshot(self) -> LineSnapshot:
         """Keep what is needed to come back here."""
         context = None if self.context is None else self.context.snapshot()

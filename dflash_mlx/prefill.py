@@ -23,7 +23,7 @@ def prefill(
         prompt: At least one token.
         step: Most rows per chunk. Of a chunk only the caches are evaluated, never its logits; its features
             go to the drafter at once and are dropped.
-        borders: Lengths at which a chunk has to end.
+        borders: Lengths at which a chunk has to end, and a draft must be possible.
 
     Yields:
         The length of the line after each chunk. It may be left for good at any of them.
@@ -31,12 +31,13 @@ def prefill(
     drafter, context = pair.drafter, line.context
     start, end = line.state.length, len(prompt) - 1
     while start < end:
-        stop = min([start + step, end, *(border for border in borders if border > start)])
+        next_border = min([end, *(border for border in borders if border > start)])
+        stop = min(start + step, next_border)
         ids = mx.array([prompt[start:stop]], mx.int32)
         if drafter is None or context is None:
             pair.target.forward(ids, line.state)
-        elif drafter.window is not None and end - stop >= drafter.window:
-            # A sliding drafter sees only the last rows of a prompt: these need no features.
+        elif drafter.window is not None and next_border - stop >= drafter.window:
+            # A sliding drafter sees only the last rows before a draft: these need no features.
             pair.target.forward(ids, line.state)
             context.skip(stop - start)
         else:

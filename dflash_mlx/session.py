@@ -120,7 +120,8 @@ class Session:
             UserError: At once, before anything is computed, if an argument cannot be served.
         """
         pair = self._pair
-        prompt = token_ids(prompt)
+        prompt = whole_numbers(prompt, "the prompt has to be token ids")
+        borders = whole_numbers(snapshot_at, "`snapshot_at` has to be lengths of the prompt")
         room = pair.check_prompt(prompt)
         _check_end(max_tokens, stop)
         notes = []
@@ -134,7 +135,7 @@ class Session:
             width=pair.check_width(width),
             text=text,
             ending=Ending(pair.stop_ids, text, max_tokens),
-            borders=frozenset(snapshot_at),
+            borders=frozenset(borders),
             notes=notes,
             cancelled=cancelled,
         )
@@ -162,9 +163,12 @@ class Session:
     def _go_back(self, turn: _Turn, torn: bool) -> int:
         """Make the line the longest usable prefix of the prompt; its length."""
         # The last token is always fed again: its logits are the first token's.
-        usable = min(common_prefix(self._line.tokens, turn.prompt), len(turn.prompt) - 1)
-        if not torn and self._line.state.length <= usable:
-            return self._line.state.length
+        end = len(turn.prompt) - 1
+        usable = min(common_prefix(self._line.tokens, turn.prompt), end)
+        length = self._line.state.length
+        # A cancelled prompt can have left the drafter without rows that this one's drafts would see.
+        if not torn and length <= usable and self._line.complete(end - length):
+            return length
         self._forget_beyond(usable)
         if not torn and self._line.trim_to(usable):
             return usable
@@ -229,6 +233,8 @@ class Session:
         length = self._line.state.length
         if not self._limit or (self._snapshots and self._snapshots[-1].length == length):
             return
+        if not self._line.complete():
+            return  # nobody could draft from there
         self._snapshots.append(self._line.snapshot())
         del self._snapshots[: -self._limit]
 
@@ -237,20 +243,17 @@ class Session:
         self._snapshots = [snapshot for snapshot in self._snapshots if snapshot.length <= length]
 
 
-def token_ids(prompt: Sequence[int] | mx.array) -> list[int]:
-    """The ids as Python's integers.
+def whole_numbers(values: Sequence[int] | mx.array, what: str) -> list[int]:
+    """Python's integers.
 
     Raises:
         UserError: They are not a flat sequence of integers.
     """
     try:
-        return [
-            operator.index(token) for token in (host_ints(prompt) if isinstance(prompt, mx.array) else prompt)
-        ]
+        listed = host_ints(values) if isinstance(values, mx.array) else values
+        return [operator.index(value) for value in listed]
     except TypeError as problem:
-        raise UserError(
-            "the prompt is not a sequence of token ids", "encode text with the tokenizer first"
-        ) from problem
+        raise UserError(f"{what}, not a sequence of whole numbers") from problem
 
 
 def _check_end(max_tokens: int, stop: Sequence[str]) -> None:

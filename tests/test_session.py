@@ -122,6 +122,64 @@ def test_dropped_reasoning(family: str) -> None:
     assert finished.stats.acceptance_length >= fresh_finished.stats.acceptance_length
 
 
+def assert_drafts_as_fresh(session: Session) -> None:
+    """The drafter's context of a session is worth what one is that read all tokens at once."""
+    line, pair = session._line, session._pair
+    fresh = fakes.line_at(pair, line.tokens[: line.state.length + 1] or [0])
+    if line.state.length != fresh.state.length:
+        return  # the running plain step was fed the last token: there is no anchor
+    anchor = mx.array([line.tokens[-1:]])
+    mine, wanted = (
+        pair.drafter.block_hidden(anchor, 6, one.context, pair.target)[0] for one in (line, fresh)
+    )
+    assert mx.abs(mine - wanted).max().item() < 1e-3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("sliding", [False, True])
+def test_the_drafter_is_as_good_after_going_back(family: str, sliding: bool) -> None:
+    session = Session(pair_of(family, sliding), prefill_step=16)
+    long = tuple(3 + (7 * i) % 80 for i in range(120))
+    prompts = [
+        (long, [30, 100]),
+        ((*long[:30], 5, 6, 7), []),  # fewer tokens follow the border than the drafter's window has
+        ((*long[:30], 5, 6, 7, 8), [33]),
+        ((*long[:100], 5), []),
+        ((*long[:30], 9), []),
+        (long[:10], []),
+    ]
+    for prompt, borders in prompts:
+        reply, prefilled, _ = turn(session, prompt, width=5, snapshot_at=borders)
+        assert reply == alone(family, prompt)
+        assert prefilled.note is None
+        assert_drafts_as_fresh(session)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("sliding", [False, True])
+@pytest.mark.parametrize("chunks", [1, 3, 5])
+def test_a_shorter_prompt_after_a_cancelled_one(family: str, sliding: bool, chunks: int) -> None:
+    """A sliding drafter skips the beginning of a long prompt; a shorter one needs its end."""
+    long = tuple(3 + (7 * i) % 80 for i in range(120))
+    for more in (2, 40):
+        session = Session(pair_of(family, sliding), prefill_step=16)
+        asked: list[int] = []
+
+        def cancelled(asked: list[int] = asked) -> bool:
+            asked.append(1)
+            return len(asked) > chunks
+
+        list(session.generate(long, width=5, cancelled=cancelled))
+        read = len(session.tokens)
+        assert read == 16 * chunks
+        prompt = (*long[:read], *range(40, 40 + more))
+        reply, prefilled, _ = turn(session, prompt, width=5)
+        assert reply == alone(family, prompt)
+        assert prefilled.reused_tokens in (0, read)
+        assert prefilled.reused_tokens == read or (sliding and more == 2)
+        assert_drafts_as_fresh(session)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_two_sessions_do_not_disturb_each_other(family: str) -> None:
     pair = pair_of(family)

@@ -14,25 +14,28 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from mlx_lm.generate import generate_step
+from test_session import assert_drafts_as_fresh
 
 from dflash_mlx.session import Session
 from dflash_mlx.types import Block, Finished, Prefilled
 
 LONGEST = 8  # tokens of a reply
 FAMILIES = ("llama", "gemma3_text", "qwen3_5")
-SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 9}
+SLIDING, FULL = "sliding_attention", "full_attention"
+LAYERS = ((FULL, FULL), (SLIDING, FULL), (SLIDING, SLIDING))
 TOKENS = st.lists(st.integers(0, tiny.VOCAB - 1), min_size=1, max_size=9)
 
 
 @cache
-def pair_of(family: str, sliding: bool) -> Any:
-    return fakes.pair_of(tiny.build(family), tiny.build_drafter(2, **(SLIDING if sliding else {})))
+def pair_of(family: str, layers: tuple[str, ...]) -> Any:
+    drafter = tiny.build_drafter(2, layer_types=list(layers), sliding_window=9)
+    return fakes.pair_of(tiny.build(family), drafter)
 
 
 @cache
 def alone(family: str, prompt: tuple[int, ...]) -> tuple[int, ...]:
     """mlx-lm's own greedy reply, on the same model."""
-    model = pair_of(family, False).target.model
+    model = pair_of(family, LAYERS[0]).target.model
     return tuple(token for token, _ in generate_step(mx.array(prompt), model, max_tokens=LONGEST))
 
 
@@ -41,13 +44,15 @@ class Conversation(RuleBasedStateMachine):
 
     @initialize(
         family=st.sampled_from(FAMILIES),
-        sliding=st.booleans(),
+        layers=st.sampled_from(LAYERS),
         step=st.sampled_from([3, 2048]),
         snapshots=st.sampled_from([0, 1, 4]),
         history=TOKENS,
     )
-    def begin(self, family: str, sliding: bool, step: int, snapshots: int, history: list[int]) -> None:
-        self.family, self.pair = family, pair_of(family, sliding)
+    def begin(
+        self, family: str, layers: tuple[str, ...], step: int, snapshots: int, history: list[int]
+    ) -> None:
+        self.family, self.pair = family, pair_of(family, layers)
         self.session = Session(self.pair, prefill_step=step, snapshots=snapshots)
         self.history = history
 
@@ -89,6 +94,7 @@ class Conversation(RuleBasedStateMachine):
         assert isinstance(events[-1], Finished)
         assert len(tokens) == count
         assert self.session.tokens == (*prompt, *tokens)
+        assert_drafts_as_fresh(self.session)
 
     @rule(width=st.integers(1, 8), seen=st.integers(0, 6), closed=st.booleans())
     def leave(self, width: int, seen: int, closed: bool) -> None:

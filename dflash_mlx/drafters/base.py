@@ -44,6 +44,9 @@ class Context(Protocol):
     def skip(self, rows: int) -> None:
         """Move on by `rows` tokens whose features no draft can see any more (see `Drafter.window`)."""
 
+    def complete(self, ahead: int = 0) -> bool:
+        """True if nothing that was skipped can be seen by a draft after `ahead` more tokens."""
+
     def arrays(self) -> list[mx.array]:
         """The buffers, for evaluation and for counting bytes."""
 

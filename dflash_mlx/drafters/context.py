@@ -206,16 +206,23 @@ class DrafterContext:
             for snapshot in self._snapshots:
                 snapshot.stale |= snapshot.length > self.length
 
+    def complete(self, ahead: int = 0) -> bool:
+        """True if no layer will lack a row that a draft sees after `ahead` more tokens (see `skip`)."""
+        length = self.length + ahead
+        return all(
+            layer.rows + ahead >= (length if layer.window is None else min(length, layer.window))
+            for layer in self.layers
+        )
+
     def check_complete(self) -> None:
         """Before a draft.
 
         Raises:
             ValueError: Too few rows followed a `skip`.
         """
-        for layer in self.layers:
-            wanted = self.length if layer.window is None else min(self.length, layer.window)
-            if layer.rows != wanted:
-                raise ValueError(f"the context has {layer.rows} rows of the {wanted} that a draft sees")
+        if not self.complete():
+            rows = [layer.rows for layer in self.layers]
+            raise ValueError(f"of {self.length} tokens the layers have {rows} rows, less than a draft sees")
 
     def arrays(self) -> list[mx.array]:
         """The buffers, for evaluation and for counting bytes."""
