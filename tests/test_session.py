@@ -148,11 +148,15 @@ def test_the_drafter_is_as_good_after_going_back(family: str, sliding: bool) -> 
         ((*long[:30], 9), []),
         (long[:10], []),
     ]
+    reused = []
     for prompt, borders in prompts:
         reply, prefilled, _ = turn(session, prompt, width=5, snapshot_at=borders)
         assert reply == alone(family, prompt)
         assert prefilled.note is None
         assert_drafts_as_fresh(session)
+        reused.append(prefilled.reused_tokens)
+    assert reused[:2] == [0, 30]
+    assert reused[2] in (32, 33)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
