@@ -353,16 +353,14 @@ def test_a_proof_is_of_the_files_that_were_written(tmp_path: Path, monkeypatch: 
 
     def broken(planned: Any, *args: Any) -> list[mx.array]:
         arrays = honest(planned, *args)
-        return (
-            [0 * array for array in arrays]
-            if planned.tensor.name == "layers.1.mlp.up_proj.weight"
-            else arrays
-        )
+        if planned.tensor.name == "layers.1.mlp.up_proj.weight":
+            return [arrays[0], *(array * 0.4 for array in arrays[1:])]
+        return arrays
 
     monkeypatch.setattr(convert_module, "converted", broken)
     report = run(source_folder(tmp_path / "source"), tmp_path / "out")
     assert report.proof is not None
-    assert report.proof.weights["mlp.up_proj"] > math.sqrt(0.5) - 0.05
+    assert report.proof.weights["mlp.up_proj"] > 0.6 * math.sqrt(0.5) - 0.05
     assert report.proof.weights["mlp.gate_proj"] < 0.15
     assert report.proof.hidden["layer 1"] > 2 * report.proof.hidden["layer 0"]
 

@@ -34,6 +34,7 @@ from dflash_mlx.weights_convert import convert as convert_module
 from dflash_mlx.weights_convert import staging as staging_module
 from dflash_mlx.weights_convert.recipe import make_recipe
 from dflash_mlx.weights_convert.staging import staging
+from dflash_mlx.weights_convert.verify import LARGEST_ERROR, check_error
 
 STAGES = ["converting", "checking layers"]
 
@@ -122,6 +123,48 @@ def test_values_beyond_the_new_dtype_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"`fc.weight` has values beyond the range of float16") as error:
         run(source, tmp_path / "out", make_recipe(16, dtype="float16"))
     assert "bfloat16" in str(error.value.hint)
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_groups_that_no_scale_holds_are_named(verify: bool, tmp_path: Path) -> None:
+    weights = source_weights()
+    weights["fc.weight"][3, :2] = mx.array([3e38, -3e38])  # finite, but not their distance
+    source = write_folder(tmp_path / "source", source_config(), weights)
+    with pytest.raises(UserError, match=r"`fc.weight` has values too large for 4-bit") as error:
+        run(source, tmp_path / "out", verify=verify)
+    assert error.value.hint == "`--bits 16` quantizes nothing"
+    assert left_in(tmp_path) == ["source"]
+
+
+def test_a_result_that_is_not_its_source_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, honest = source_folder(tmp_path / "source"), convert_module.converted
+
+    def wrong(planned: Any, *args: Any) -> list[mx.array]:
+        arrays = honest(planned, *args)
+        damaged = planned.tensor.name == "layers.1.mlp.up_proj.weight"
+        return [0 * array for array in arrays] if damaged else arrays
+
+    monkeypatch.setattr(convert_module, "converted", wrong)
+    with pytest.raises(UserError, match=r"`layers.1.mlp.up_proj.weight` has a relative error of 1") as error:
+        run(source, tmp_path / "out")
+    assert "--bits" in str(error.value.hint)
+    assert left_in(tmp_path) == ["source"]
+
+
+def test_errors_that_are_no_numbers_fail() -> None:
+    check_error("fc", LARGEST_ERROR)
+    for value in (LARGEST_ERROR + 0.01, float("inf"), float("nan")):
+        with pytest.raises(UserError, match="tensor `norm`"):
+            check_error("norm", value)
+
+
+def test_a_source_whose_layers_overflow_is_called_broken(tmp_path: Path) -> None:
+    weights = source_weights()
+    weights["fc.weight"] = mx.full(weights["fc.weight"].shape, 3e38, mx.bfloat16)
+    source = write_folder(tmp_path / "source", source_config(), weights)
+    with pytest.raises(UserError, match="the source's own values are not finite in"):
+        run(source, tmp_path / "out", make_recipe(16))
+    assert left_in(tmp_path) == ["source"]
 
 
 def test_a_source_that_shrinks_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,8 +128,9 @@ def convert(job: Job, listener: Listener = lambda progress: None) -> Report:
         What was done, as in the result's `conversion.json`.
 
     Raises:
-        UserError: See `prepare`; a value is not finite, a file ends too early, the disk is full, another
-            process writes to the same place, or the result does not pass.
+        UserError: See `prepare`; a value is not finite, a file ends too early, the disk is full, the output
+            exists or another process writes to it; or, unless `job.verify` is False, a tensor is off by more
+            than `verify.LARGEST_ERROR`.
 
     Example:
         >>> convert(Job(Path("Qwen3.8-27B-DFlash2"), Path("Qwen3.8-27B-DFlash2-4bit")))  # doctest: +SKIP

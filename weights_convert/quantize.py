@@ -43,7 +43,7 @@ def converted(planned: Planned, reader: Reader, rows: slice) -> list[mx.array]:
         The rows of each of `planned.outputs`.
 
     Raises:
-        UserError: A value is not finite, in the file or in the new dtype; it names the tensor.
+        UserError: A value is not finite, in the file, in the new dtype or as a scale; it names the tensor.
     """
     tensor = planned.tensor
     if planned.action == "keep":
@@ -53,7 +53,13 @@ def converted(planned: Planned, reader: Reader, rows: slice) -> list[mx.array]:
     values = reader.values(tensor, rows)
     cast = values.astype(MX_DTYPES[planned.dtype])
     _check(planned, [values], [cast])
-    return [cast] if planned.packing is None else list(mx.quantize(cast, **planned.packing.entry()))
+    if planned.packing is None:
+        return [cast]
+    packed = list(mx.quantize(cast, **planned.packing.entry()))
+    # The width of a group's range can overflow where its ends do not.
+    if not all(all_finite(array) for array in packed):
+        raise beyond_packing(tensor.name, planned.packing, planned.dtype)
+    return packed
 
 
 def _check(planned: Planned, before: Iterable[mx.array], after: Iterable[mx.array]) -> None:
@@ -73,11 +79,19 @@ def not_finite(name: str) -> UserError:
     )
 
 
-def beyond_range(name: str, what: str) -> UserError:
-    """The error for a value that a dtype, or whatever `what` says, cannot hold."""
+def beyond_range(name: str, dtype: str) -> UserError:
+    """The error for a value that a dtype cannot hold."""
+    wider = (
+        "`--dtype bfloat16` or `--dtype float32` hold" if dtype == "float16" else "`--dtype float32` holds"
+    )
+    return UserError(f"the tensor `{name}` has values beyond the range of {dtype}", f"{wider} them")
+
+
+def beyond_packing(name: str, packing: Packing, dtype: str) -> UserError:
+    """The error for a group of values whose scale its dtype cannot hold."""
     return UserError(
-        f"the tensor `{name}` has values beyond the range of {what}",
-        "`--dtype bfloat16` or `--dtype float32` hold them",
+        f"the tensor `{name}` has values too large for {packing} with scales in {dtype}",
+        "choose `--dtype bfloat16`" if dtype == "float16" else "`--bits 16` quantizes nothing",
     )
 
 

@@ -21,12 +21,12 @@ from dflash_mlx.weights import read_folder
 
 from .plan import Row, Summary, kind_of, summarize
 from .progress import Counter, Listener
-from .quantize import MX_DTYPES, all_finite, beyond_range, not_finite
+from .quantize import MX_DTYPES, all_finite, beyond_packing, beyond_range, not_finite
 from .reader import BLOCK_BYTES, Reader
 from .recipe import Dtype, Packing, Recipe
 from .source import Source
 from .tensors import FLOATS, Tensor
-from .verify import ErrorSum
+from .verify import ErrorSum, check_error
 
 PACKED = ("weight", "scales", "biases")  # what a quantized module has in place of its weight
 
@@ -123,7 +123,7 @@ def target_weight_errors(source: Source, folder: Path, total: int, listener: Lis
         listener: Told how many of them were compared.
 
     Raises:
-        UserError: The result cannot be loaded, or has a value that is not finite.
+        UserError: The result cannot be loaded, or has a value that is not finite; see also `check_error`.
     """
     counter = Counter("checking weights", total, listener)
     with _of_mlx_lm(folder):
@@ -138,8 +138,14 @@ def target_weight_errors(source: Source, folder: Path, total: int, listener: Lis
         wanted, found = _plain(wanted_parts, old_packings.get(path)), _plain(parts, new_packings.get(path))
         for name, value in wanted.items():
             if not mx.isfinite(found[name]).all().item():
-                raise beyond_range(f"{path}.{name}", "the result")
-            _add(sums.setdefault(kind_of(f"{path}.{name}"), ErrorSum()), found[name], value)
+                packing, dtype = new_packings.get(path), dtype_name(found[name].dtype)
+                if packing is not None and name == "weight":
+                    raise beyond_packing(f"{path}.{name}", packing, dtype)
+                raise beyond_range(f"{path}.{name}", dtype)
+            one = ErrorSum()
+            _add(one, found[name], value)
+            check_error(f"{path}.{name}", one.relative)
+            sums.setdefault(kind_of(f"{path}.{name}"), ErrorSum()).merge(one)
         counter.add(sum(array.nbytes for array in wanted_parts.values()))
         mx.clear_cache()
     return {kind: one.relative for kind, one in sums.items()}
