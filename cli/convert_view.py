@@ -83,7 +83,7 @@ def result_line(report: Report, out: str) -> str:
     summary, files = report.summary, len(report.files)
     parts = [
         f"wrote {out}",
-        str(report.recipe),
+        report.done,
         f"{size(summary.bytes_before)} → {size(summary.bytes_after)}",
         f"{files} file{'s' if files > 1 else ''}",
         f"{report.seconds:.1f} s",

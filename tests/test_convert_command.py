@@ -221,6 +221,47 @@ def test_targets_by_mlx_lms_own_conversion(
     assert left_in(tmp_path) == ["out"]
 
 
+def narrow_target(folder: Path, **changes: int) -> Path:
+    """A target that groups do not fit, or not everywhere."""
+    shape = {**SIZES, "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, **changes}
+    model = tiny.build_model("llama", **shape)
+    config = {**tiny.config_of("llama", **shape), "architectures": ["LlamaForCausalLM"]}
+    write_folder(folder, config, dict(tree_flatten(model.parameters())))
+    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>").save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("options", [["--dry-run"], ["--no-verify"]])
+def test_a_target_that_no_group_fits_is_refused(options: list[str], tmp_path: Path) -> None:
+    source = narrow_target(tmp_path / "source", intermediate_size=96)
+    result = convert(source, "--out", tmp_path / "out", *options)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith(
+        "error: no matrix of this target can be quantized as 4-bit affine, group 64\n"
+    )
+    assert "hint: `--group-size 32` fits more shapes" in result.stderr
+    assert left_in(tmp_path) == ["source"]
+
+
+def test_a_target_that_groups_fit_here_and_there_says_so(tmp_path: Path) -> None:
+    source = narrow_target(tmp_path / "source")
+    result = convert(source, "--out", tmp_path / "out")
+    assert (result.exit_code, result.stderr) == (0, "")
+    lines = result.stdout.splitlines()
+    assert any(re.match(r"mlp.up_proj is \w+: 32 columns are no multiple of 64$", line) for line in lines)
+    assert not any(line.startswith("mlp.down_proj is") for line in lines)
+    arrays = mx.load(str(tmp_path / "out" / "model.safetensors"))
+    assert isinstance(arrays, dict)
+    plain = sum(
+        array.size for name, array in arrays.items() if array.dtype == mx.float32 and "down" not in name
+    )
+    told = conversion(tmp_path / "out")
+    share = f"4-bit affine, group 64 in {1 - plain / told['parameters']:.1%} of the weights, the rest in "
+    assert share in lines[-1]
+    assert share in (tmp_path / "out" / "README.md").read_text()
+
+
 def sizes(folder: Path) -> list[int]:
     arrays = mx.load(str(folder / "model.safetensors"))
     assert isinstance(arrays, dict)

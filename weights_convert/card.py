@@ -35,7 +35,7 @@ def card(report: Report, name: str) -> str:
         "",
         "| | |",
         "| --- | --- |",
-        f"| weights | {report.recipe} |",
+        f"| weights | {report.done} |",
         f"| recipe | {report.recipe.name if report.recipe.packing else 'none'} |",
         f"| parameters | {count(summary.parameters)} in {summary.tensors} tensors |",
         f"| size | {size(summary.bytes_after)}, {summary.bits_per_weight:.2f} bits per weight "

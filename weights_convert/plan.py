@@ -122,6 +122,17 @@ class Summary:
         """Of the result, scales included."""
         return 8 * self.bytes_after / self.parameters
 
+    @property
+    def share_packed(self) -> float:
+        """Of the weights, those that are quantized in the result."""
+        plain = sum(row.tensors * math.prod(row.shape) for row in self.rows if row.becomes in DTYPES)
+        return 1 - plain / self.parameters
+
+    @property
+    def misfits(self) -> bool:
+        """True if matrices stay as they are that the recipe would have quantized."""
+        return any(row.note and row.becomes in DTYPES for row in self.rows)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -168,11 +179,16 @@ def make_plan(tensors: Iterable[Tensor], recipe: Recipe) -> Plan:
     """
     plan = Plan(recipe, tuple(_planned(tensor, recipe, recipe.dtype or "bfloat16") for tensor in tensors))
     if recipe.packing and plan.quantization() is None:
-        raise UserError(
-            f"no matrix of this drafter can be quantized as {recipe.packing}",
-            "`--group-size 32` fits more shapes; `--bits 16` quantizes nothing",
-        )
+        raise nothing_fits("drafter", recipe.packing)
     return plan
+
+
+def nothing_fits(model: str, packing: Packing) -> UserError:
+    """The error for a recipe that would leave every matrix as it is."""
+    return UserError(
+        f"no matrix of this {model} can be quantized as {packing}",
+        "`--group-size 32` fits more shapes; `--bits 16` quantizes nothing",
+    )
 
 
 def _planned(tensor: Tensor, recipe: Recipe, dtype: Dtype) -> Planned:

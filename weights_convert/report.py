@@ -53,6 +53,14 @@ class Report:
     files: tuple[str, ...]
     seconds: float
 
+    @property
+    def done(self) -> str:
+        """What became of the weights, in words: the recipe, as far as it fitted."""
+        if self.recipe.packing is None or not self.summary.misfits:
+            return str(self.recipe)
+        rest = self.recipe.dtype or "its own dtype"
+        return f"{self.recipe.packing} in {self.summary.share_packed:.1%} of the weights, the rest in {rest}"
+
 
 def report_json(report: Report) -> dict[str, Any]:
     """The object in `conversion.json`; names no folder of this machine but the source's own name."""

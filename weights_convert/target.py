@@ -19,7 +19,7 @@ from dflash_mlx.drafters.precision import dtype_name
 from dflash_mlx.errors import UserError
 from dflash_mlx.weights import read_folder
 
-from .plan import Row, Summary, kind_of, summarize
+from .plan import Row, Summary, kind_of, nothing_fits, summarize
 from .progress import Counter, Listener
 from .quantize import MX_DTYPES, all_finite, beyond_packing, beyond_range, not_finite
 from .reader import BLOCK_BYTES, Reader
@@ -52,23 +52,47 @@ def target_summary(source: Source, recipe: Recipe) -> Summary:
     """What mlx-lm will make of it, in numbers: its own functions, on weights that are never read.
 
     Raises:
-        UserError: The folder is damaged, or mlx-lm cannot load it.
+        UserError: The folder is damaged, mlx-lm cannot load it, or no matrix of it can be quantized so.
     """
     stored = read_folder(source.folder)
     with _of_mlx_lm(source.folder):
         model, config = load_model(source.folder, lazy=True)
         before = _parameters(model, None)
+        # What `nn.quantize` asks of a module, too.
+        matrices = [path for path, module in model.named_modules() if hasattr(module, "to_quantized")]
         if recipe.packing:
             model, _ = quantize_model(model, config, **recipe.packing.entry())
         elif _packings(model):
             model = dequantize_model(model)
     after = _parameters(model, None if recipe.dtype is None else MX_DTYPES[recipe.dtype])
+    notes: dict[str, str] = {}
+    if recipe.packing:
+        packed = _packings(model)
+        if not packed:
+            raise nothing_fits("target", recipe.packing)
+        names = [f"{path}.weight" for path in matrices if path not in packed]
+        notes = {name: _why_left(before[name].shape, recipe.packing) for name in names}
     rows = [
-        Row(kind_of(name), 1, old.shape, old.what, after[name].what, old.nbytes, after[name].nbytes)
+        Row(
+            kind_of(name),
+            1,
+            old.shape,
+            old.what,
+            after[name].what,
+            old.nbytes,
+            after[name].nbytes,
+            notes.get(name, ""),
+        )
         for name, old in before.items()
     ]
     # What mlx-lm leaves out, as a vision tower, is in the source's bytes all the same.
     return replace(summarize(rows), bytes_before=sum(info.nbytes for info in stored.values()))
+
+
+def _why_left(shape: tuple[int, ...], packing: Packing) -> str:
+    if shape[-1] % packing.group_size:
+        return f"{shape[-1]} columns are no multiple of {packing.group_size}"
+    return "mlx-lm leaves it alone"
 
 
 def check_finite(source: Source, block_bytes: int, listener: Listener) -> None:
