@@ -118,6 +118,9 @@ def convert(
     """
     if not verify and target:
         raise UserError("`--target` and `--no-verify` contradict each other", "leave one out")
+    for name, value in (("MODEL", source), ("--out", out), ("--target", target)):
+        if value == "":  # as a path, that would be the folder one is in
+            raise UserError(f"`{name}` is empty", "give it a folder" if name == "--out" else "name a model")
     if out is None and not dry_run:
         raise UserError("no output was given", "`--out FOLDER`, or `--dry-run` to see the plan only")
     from dflash_mlx.weights_convert.recipe import make_recipe

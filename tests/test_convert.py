@@ -194,6 +194,14 @@ def test_config_card_and_companions(tmp_path: Path) -> None:
     assert told["bytes_after"] == sizes == report.summary.bytes_after
 
 
+def test_metadata_that_is_no_utf_8_tells_no_commit(tmp_path: Path) -> None:
+    source = source_folder(tmp_path / "source")
+    metadata = source / ".cache" / "huggingface" / "download" / "config.json.metadata"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_bytes(b"\xff\xfe0123\n")
+    assert convert_module.prepare(source).source.revision is None
+
+
 def test_a_card_without_a_licence_says_so(tmp_path: Path) -> None:
     run(source_folder(tmp_path / "source"), tmp_path / "out", verify=False)
     card = (tmp_path / "out" / "README.md").read_text()

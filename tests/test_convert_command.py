@@ -163,6 +163,36 @@ def test_errors_are_a_sentence_and_a_hint(
     assert left_in(tmp_path) == ["source"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["source", "--out", "loop"], "output path cannot be used: |is not a folder"),
+        (["source", "--out", "x" * 300], "output path cannot be used: File name too long"),
+        (["source", "--out", "x" * 252], "the output cannot be written: File name too long"),
+        (["source", "--out", "a\0b"], "output path cannot be used: it has a zero byte"),
+        (["source", "--out", "a\udcffb"], "output path cannot be used: it is no Unicode text"),
+        (["source", "--out", "a\ud800b"], "output path cannot be used: it is no Unicode text"),
+        (["source", "--out", "file/out"], "cannot be (used|written): Not a directory"),
+        (["source", "--out", ""], "`--out` is empty"),
+        (["", "--out", "out"], "`MODEL` is empty"),
+        (["", "--dry-run"], "`MODEL` is empty"),
+        (["source", "--out", "out", "--target", ""], "`--target` is empty"),
+    ],
+    ids=ascii,
+)
+def test_odd_paths(arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source_folder(tmp_path / "source")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    result = convert(*arguments)
+    assert (result.exit_code, result.stdout) == (1, "")
+    first, hint = result.stderr.splitlines()
+    assert re.search(words, first)
+    assert hint.startswith("hint: ")
+    assert left_in(tmp_path) == ["file", "loop", "source"]
+
+
 @pytest.mark.parametrize("arguments", [[], ["source", "--recipe", "some"], ["source", "--bits", "four"]])
 def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
     assert convert(*arguments).exit_code == 2

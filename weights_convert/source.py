@@ -114,7 +114,9 @@ def _origin(folder: Path, config: Mapping[str, Any]) -> tuple[str | None, str | 
     if match:
         return f"{match['owner']}/{match['name']}", match["commit"]
     metadata = folder / ".cache" / "huggingface" / "download" / "config.json.metadata"
-    first = metadata.read_text(encoding="utf-8").splitlines()[:1] if metadata.is_file() else []
+    first = (
+        metadata.read_text(encoding="utf-8", errors="replace").splitlines()[:1] if metadata.is_file() else []
+    )
     commit = first[0] if first else config.get("_commit_hash")
     return None, commit if isinstance(commit, str) and COMMIT.fullmatch(commit) else None
 

@@ -37,12 +37,34 @@ def check_output(source: Path, out: Path, *, overwrite: bool) -> None:
         overwrite: It may be there already, if a conversion made it.
 
     Raises:
-        UserError: `out` is there, or is, holds or lies in the source.
+        UserError: `out` is there, or is, holds or lies in the source, or no folder can have this name.
     """
-    mine, theirs = out.resolve(), source.resolve()
+    mine, theirs = _resolved(out), source.resolve()
     if mine == theirs or mine in theirs.parents or theirs in mine.parents:
         raise UserError(f"`{out}` and the source `{source}` lie within each other", "choose another `--out`")
     _check_free(out, overwrite=overwrite)
+
+
+def _resolved(out: Path) -> Path:
+    """Without links; a UserError for a path that the system or the result's UTF-8 files cannot have."""
+    try:
+        str(out).encode()
+        place = out.resolve()
+        with suppress(FileNotFoundError):
+            place.lstat()
+    except UnicodeEncodeError as problem:
+        raise _unusable("it is no Unicode text") from problem
+    except ValueError as problem:
+        raise _unusable("it has a zero byte") from problem
+    except RuntimeError as problem:  # of `resolve`, up to Python 3.12
+        raise _unusable("its links lead in a circle") from problem
+    except OSError as problem:
+        raise _unusable(problem.strerror or str(problem)) from problem
+    return place
+
+
+def _unusable(reason: str) -> UserError:
+    return UserError(f"the output path cannot be used: {reason}", "choose another `--out`")
 
 
 def _check_free(out: Path, *, overwrite: bool) -> None:
