@@ -33,6 +33,7 @@ def sentences(name: str, revision: str | None, *, begun: bool = True) -> Iterato
         yield
     except (
         errors.EntryNotFoundError,
+        errors.HFValidationError,
         errors.OfflineModeIsEnabled,
         errors.RevisionResolutionError,
         network_error,
@@ -59,6 +60,11 @@ def _sentence(name: str, revision: str | None, problem: Exception, begun: bool) 
         case errors.RevisionNotFoundError():
             return UserError(
                 f"`{name}` has no revision `{revision}`", "give a branch, a tag or the full hash of a commit"
+            )
+        case errors.HFValidationError():
+            return UserError(
+                f"`{name}` does not exist and cannot be a repository's name",
+                "give the path of a model folder, or a repository as `owner/name`",
             )
         case errors.DisabledRepoError():
             return UserError(f"`{name}` was disabled on the hub")

@@ -31,18 +31,54 @@ def encode_chat(
         UserError: The last message is empty, the model has no chat template or none that can be told this
             `reasoning`, or the template refuses.
     """
-    from jinja2 import TemplateError
-
     if not messages or not messages[-1]["content"].strip():
         raise UserError("the prompt is empty", EMPTY_HINT)
     for message in messages:
         _check_text(message["content"])
     if not tokenizer.has_chat_template:
         raise UserError("this model has no chat template", "`--raw` continues the prompt as plain text")
+    return _checked(_apply(tokenizer, messages, reasoning, opening=True))
+
+
+def message_border(
+    tokenizer: TokenizerWrapper,
+    messages: Sequence[Mapping[str, str]],
+    prompt: Sequence[int],
+    *,
+    reasoning: str | None = None,
+) -> int:
+    """Where the last message of a prompt ends and the opening of the answer begins.
+
+    Templates that leave out earlier reasoning part from the old prompt inside that opening (`<think>` belongs
+    to it): a session that keeps a snapshot here (`snapshot_at`) need not read the conversation again.
+
+    Args:
+        tokenizer: With `messages` and `reasoning` as `encode_chat` got them.
+        messages: Likewise.
+        prompt: What it returned.
+        reasoning: Likewise.
+
+    Returns:
+        A length of the prompt.
+    """
+    from mlx_lm.utils import common_prefix_len
+
+    return int(common_prefix_len(prompt, _apply(tokenizer, messages, reasoning, opening=False)))
+
+
+def _apply(
+    tokenizer: TokenizerWrapper,
+    messages: Sequence[Mapping[str, str]],
+    reasoning: str | None,
+    *,
+    opening: bool,
+) -> list[int]:
+    from jinja2 import TemplateError
+
     told = {} if reasoning is None else reasoning_switches(tokenizer).arguments(reasoning)
     try:
-        ids = tokenizer.apply_chat_template(
-            [dict(message) for message in messages], tokenize=True, add_generation_prompt=True, **told
+        ids: list[int] = tokenizer.apply_chat_template(
+            [dict(message) for message in messages], tokenize=True, add_generation_prompt=opening, **told
         )
     # What a template can raise: its own refusals, and what Python says to the operations written in it.
     except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as problem:
@@ -51,7 +87,7 @@ def encode_chat(
             f"the chat template of this model refuses the conversation: {reason}",
             "try it without a system message, or with `--raw`",
         ) from problem
-    return _checked(ids)
+    return ids
 
 
 def encode_raw(tokenizer: TokenizerWrapper, text: str) -> list[int]:

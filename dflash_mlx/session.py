@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
-from mlx_lm.utils import maybe_set_recommended_wired_limit
+from mlx_lm.utils import common_prefix_len, maybe_set_recommended_wired_limit
 
 from dflash_mlx.decode import Decoder, Line, LineSnapshot, host_ints
 from dflash_mlx.errors import UserError
@@ -109,7 +109,8 @@ class Session:
             max_tokens: At least 1; cut to what is left of the model's context, which `Prefilled.note` says.
             width: Rows of a verify pass, 1 (plain) .. the drafter's block size; None: `pair.default_width`.
             stop: Strings that end the text; they are not part of it.
-            snapshot_at: Lengths of the prompt where a later one may leave it: ends of messages.
+            snapshot_at: Lengths of the prompt where a later one may leave it: ends of messages, see
+                `prompts.message_border`.
             cancelled: Asked between steps; True ends the stream with reason "interrupted".
 
         Returns:
@@ -164,7 +165,7 @@ class Session:
         """Make the line the longest usable prefix of the prompt; its length."""
         # The last token is always fed again: its logits are the first token's.
         end = len(turn.prompt) - 1
-        usable = min(common_prefix(self._line.tokens, turn.prompt), end)
+        usable = min(common_prefix_len(self._line.tokens, turn.prompt), end)
         length = self._line.state.length
         # A cancelled prompt can have left the drafter without rows that this one's drafts would see.
         if not torn and length <= usable and self._line.complete(end - length):
@@ -263,12 +264,6 @@ def _check_end(max_tokens: int, stop: Sequence[str]) -> None:
         raise UserError("`stop` is one string", "give a list of strings")
     if any(not string for string in stop):
         raise UserError("a stop string is empty", "leave it out to stop at the model's own end only")
-
-
-def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many leading tokens are the same."""
-    shorter = min(len(one), len(other))
-    return next((i for i in range(shorter) if one[i] != other[i]), shorter)
 
 
 class Wired:

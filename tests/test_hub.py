@@ -324,3 +324,9 @@ def test_a_path_is_never_a_repository(tmp_path: Path) -> None:
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
     refused("is a file", "folder", Hub(download=no_download), tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", ["o/t--x", "o/t..x", "o/t.git", "o/" + "x" * 100])
+def test_what_can_be_no_repositorys_name(name: str) -> None:
+    with pytest.raises(UserError, match="cannot be a repository's name"):
+        Hub().look(name)
