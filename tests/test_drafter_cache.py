@@ -99,6 +99,44 @@ def test_a_damaged_copy_is_made_again(drafter: Resolved, tmp_path: Path, damage:
     assert weights.read_bytes() == whole
 
 
+@pytest.mark.parametrize("name", ["config.json", "conversion.json"])
+@pytest.mark.parametrize("text", [None, "", "{", "{}", "\udcff"])
+def test_a_copy_without_its_small_files_is_made_again(
+    drafter: Resolved, tmp_path: Path, name: str, text: str | None
+) -> None:
+    """Of these only config.json is read; without the other, damaged weights are made again all the same."""
+    found = cached_drafter(drafter, 4, tmp_path, Fetch())
+    whole = (found.folder / "config.json").read_bytes()
+    if text is None:
+        (found.folder / name).unlink()
+    else:
+        (found.folder / name).write_bytes(text.encode(errors="surrogateescape"))
+    if name == "conversion.json":
+        (found.folder / "model.safetensors").unlink()
+    fetch = Fetch()
+    assert cached_drafter(drafter, 4, tmp_path, fetch) == found
+    assert fetch.count == 1
+    assert (found.folder / "config.json").read_bytes() == whole
+    load_drafter(found.folder)
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "folder"])
+def test_whatever_has_the_place_of_a_copy_makes_room(drafter: Resolved, tmp_path: Path, kind: str) -> None:
+    found = cached_drafter(drafter, 4, tmp_path / "cache", Fetch())
+    other = tmp_path / "other"
+    found.folder.rename(other)
+    (other / "config.json").unlink()
+    if kind == "file":
+        found.folder.touch()
+    elif kind == "link":
+        found.folder.symlink_to(other)
+    else:
+        found.folder.mkdir()
+    assert cached_drafter(drafter, 4, tmp_path / "cache", Fetch()) == found
+    load_drafter(found.folder)
+    assert (other / "model.safetensors").exists()
+
+
 def test_a_failed_download_leaves_nothing(drafter: Resolved, tmp_path: Path) -> None:
     def fails(_: Resolved) -> Resolved:
         raise UserError("no network")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from dflash_mlx.config import load_config
 from dflash_mlx.errors import UserError
 from dflash_mlx.hub import Resolved
 from dflash_mlx.weights import read_folder
@@ -53,6 +55,7 @@ def cached_drafter(
             # The process that had the lock before may have made it.
             if not _whole(place):
                 source = fetch(drafter)
+                _clear(place)
                 _convert(source.folder, place, recipe, listener)
     return replace(drafter, folder=place, complete=True)
 
@@ -67,11 +70,28 @@ def folder_name(drafter: Resolved, recipe: Recipe) -> str:
 
 
 def _whole(folder: Path) -> bool:
-    """True if all weights are there: somebody may tidy up a cache."""
+    """True if config and weights are there, in full and fit each other: somebody may tidy up a cache."""
     try:
-        return bool(read_folder(folder))
+        config = load_config(folder)
+        if config.quantization is None:
+            return False  # not what was made here
+        config.check_tensors(read_folder(folder))
     except UserError:
         return False
+    return True
+
+
+def _clear(place: Path) -> None:
+    """Remove a damaged copy, whatever is left of it: the cache is this module's own."""
+    try:
+        if place.is_dir() and not place.is_symlink():
+            shutil.rmtree(place)
+        else:
+            place.unlink(missing_ok=True)
+    except OSError as problem:
+        raise UserError(
+            f"the drafter's damaged copy `{place}` cannot be removed: {problem.strerror}", HINT
+        ) from problem
 
 
 @contextmanager
@@ -94,6 +114,6 @@ def _alone(place: Path) -> Iterator[None]:
 def _convert(source: Path, place: Path, recipe: Recipe, listener: Listener) -> None:
     try:
         # No proof: a draft is judged by the target, so the worst that a bad one costs is time.
-        convert(Job(source, place, recipe, kind="drafter", overwrite=True, verify=False), listener)
+        convert(Job(source, place, recipe, kind="drafter", verify=False), listener)
     except UserError as problem:
         raise UserError(f"the drafter was not quantized: {problem.message}", HINT) from problem
