@@ -86,6 +86,9 @@ def _sentence(name: str, revision: str | None, problem: Exception, begun: bool) 
                 f"`{name}` cannot be saved: {problem.strerror}: `{problem.filename}`",
                 "set `HF_HOME` to a folder that can be written to",
             )
+    # One thread of the hub's closes its connections over an error that another one then sees as this.
+    if isinstance(problem, RuntimeError) and "client has been closed" in str(problem):
+        return _unreachable(name, problem, begun)
     return UserError(f"the download of `{name}` was cut off: {_first_line(problem)}", AGAIN)
 
 

@@ -330,3 +330,11 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
 def test_what_can_be_no_repositorys_name(name: str) -> None:
     with pytest.raises(UserError, match="cannot be a repository's name"):
         Hub().look(name)
+
+
+def test_a_connection_that_another_thread_closed(cache: Path) -> None:
+    def closed(*_: object, **__: object) -> None:
+        raise RuntimeError("Cannot send a request, as the client has been closed.")
+
+    with pytest.raises(UserError, match="hub cannot be reached"):
+        Hub(download=closed).look("someone/Model-4bit")
