@@ -39,7 +39,10 @@ def sentences(name: str, revision: str | None, *, begun: bool = True) -> Iterato
         network_error,
         OSError,
         RuntimeError,  # what the hub's own transfer library raises
+        AttributeError,  # see `_closed_by_another_thread`
     ) as problem:
+        if isinstance(problem, AttributeError) and not _closed_by_another_thread(problem):
+            raise
         raise _sentence(name, revision, problem, begun) from problem
 
 
@@ -76,6 +79,19 @@ def _sentence(name: str, revision: str | None, problem: Exception, begun: bool) 
             return _unreachable(name, problem, begun)
         case errors.HfHubHTTPError():
             return _refused(name, problem.response.status_code)
+    if _closed_by_another_thread(problem):
+        return _unreachable(name, problem, begun)
+    return _system_sentence(name, problem)
+
+
+def _closed_by_another_thread(problem: Exception) -> bool:
+    """How huggingface_hub 2.4 fails where one of its threads closed the client over a connection error."""
+    said = str(problem)
+    return "client has been closed" in said or "'NoneType' object has no attribute 'request'" in said
+
+
+def _system_sentence(name: str, problem: Exception) -> UserError:
+    match problem:
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
             return UserError(
                 f"the disk is full: `{name}` was not downloaded whole",
@@ -86,9 +102,6 @@ def _sentence(name: str, revision: str | None, problem: Exception, begun: bool) 
                 f"`{name}` cannot be saved: {problem.strerror}: `{problem.filename}`",
                 "set `HF_HOME` to a folder that can be written to",
             )
-    # One thread of the hub's closes its connections over an error that another one then sees as this.
-    if isinstance(problem, RuntimeError) and "client has been closed" in str(problem):
-        return _unreachable(name, problem, begun)
     return UserError(f"the download of `{name}` was cut off: {_first_line(problem)}", AGAIN)
 
 

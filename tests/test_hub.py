@@ -332,9 +332,18 @@ def test_what_can_be_no_repositorys_name(name: str) -> None:
         Hub().look(name)
 
 
-def test_a_connection_that_another_thread_closed(cache: Path) -> None:
-    def closed(*_: object, **__: object) -> None:
-        raise RuntimeError("Cannot send a request, as the client has been closed.")
+def test_a_connection_that_another_thread_closed() -> None:
+    def failing(problem: Exception) -> Hub:
+        def closed(*_: object, **__: object) -> None:
+            raise problem
 
-    with pytest.raises(UserError, match="hub cannot be reached"):
-        Hub(download=closed).look("someone/Model-4bit")
+        return Hub(download=closed)
+
+    for problem in (
+        RuntimeError("Cannot send a request, as the client has been closed."),
+        AttributeError("'NoneType' object has no attribute 'request'"),
+    ):
+        with pytest.raises(UserError, match="hub cannot be reached"):
+            failing(problem).look(NAME)
+    with pytest.raises(AttributeError, match="a mistake"):
+        failing(AttributeError("a mistake")).look(NAME)
