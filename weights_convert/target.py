@@ -13,6 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.convert import convert as mlx_lm_convert
+from mlx_lm.models.switch_layers import SwitchLinear
 from mlx_lm.utils import dequantize_model, load_model, quantize_model
 
 from dflash_mlx.drafters.precision import dtype_name
@@ -28,6 +29,7 @@ from .source import Source
 from .tensors import FLOATS, Tensor
 from .verify import ErrorSum, check_error
 
+QUANTIZABLE = (nn.Linear, nn.Embedding, SwitchLinear)  # modules whose matrix is expected to be quantized
 PACKED = ("weight", "scales", "biases")  # what a quantized module has in place of its weight
 
 
@@ -58,8 +60,7 @@ def target_summary(source: Source, recipe: Recipe) -> Summary:
     with _of_mlx_lm(source.folder):
         model, config = load_model(source.folder, lazy=True)
         before = _parameters(model, None)
-        # What `nn.quantize` asks of a module, too.
-        matrices = [path for path, module in model.named_modules() if hasattr(module, "to_quantized")]
+        matrices = [path for path, module in model.named_modules() if isinstance(module, QUANTIZABLE)]
         if recipe.packing:
             model, _ = quantize_model(model, config, **recipe.packing.entry())
         elif _packings(model):
