@@ -76,7 +76,7 @@ class Meter(Protocol):
     """Shows what is going on, how much of it is done, and of how much."""
 
     def __call__(self, text: str, done: int, total: int, unit: str = "") -> None:
-        """`unit` is what is counted; bytes if it is empty."""
+        """`unit` is what is counted, bytes if it is empty; a total of 0 is one that nobody knows."""
 
 
 @contextmanager
@@ -98,9 +98,11 @@ def progress() -> Iterator[Meter]:
 
         def show(text: str, done: int, total: int, unit: str = "") -> None:
             amount = f"{done} of {total} {unit}" if unit else f"{decimal(done)} of {decimal(total)}"
+            amount = amount if total else ""
+            known = total or None  # without, the bar says only that something is going on
             if text not in tasks:
-                tasks[text] = bars.add_task(text, total=total, amount=amount)
-            bars.update(tasks[text], completed=done, total=total, amount=amount)
+                tasks[text] = bars.add_task(text, total=known, amount=amount)
+            bars.update(tasks[text], completed=done, total=known, amount=amount)
 
         yield show
 

@@ -47,7 +47,7 @@ def plan_table(summary: Summary, columns: int, errors: Mapping[str, float] | Non
         f"{size(summary.bytes_before)} → {size(summary.bytes_after)}",
         f"{summary.bits_per_weight:.2f} bits per weight",
     ]
-    notes = [f"{row.kind} is {row.becomes}: {row.note}" for row in summary.rows if row.note]
+    notes = _notes(summary)
     if columns < NARROW:
         lines = [line for cell in cells for line in _stacked(cell)]
         return "\n".join([*lines, "", *total, *notes]) + "\n"
@@ -90,6 +90,18 @@ def result_line(report: Report, out: str) -> str:
         "verified" if report.proof else "not verified",
     ]
     return _GAP.join(parts) + "\n"
+
+
+def _notes(summary: Summary) -> list[str]:
+    """Why kinds of layers are not what the recipe says, one line for each reason."""
+    kinds: dict[tuple[str, str], list[str]] = {}
+    for row in summary.rows:
+        if row.note:
+            kinds.setdefault((row.becomes, row.note), []).append(row.kind)
+    return [
+        f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} {becomes}: {note}"
+        for (becomes, note), names in kinds.items()
+    ]
 
 
 def _error(value: float) -> str:

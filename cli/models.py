@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from dflash_mlx.errors import UserError
+from dflash_mlx.weights_convert.recipe import PLAIN_BITS
 
 from . import console, interrupt, paths
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from dflash_mlx.weights_convert.progress import Progress
 
 DRAFTER_BITS = 4  # of published drafters, unless somebody chooses
-PLAIN_BITS = 16
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from dflash_mlx.cli.app import app
 from dflash_mlx.drafters import load_drafter
 from dflash_mlx.weights_convert import convert as convert_module
 from dflash_mlx.weights_convert.plan import Row, Summary
+from dflash_mlx.weights_convert.progress import Progress
 
 WORDS = ["<s>", "</s>", "<unk>", *(f"w{i}" for i in range(3, 256))]
 TEMPLATE = "<s> {% for m in messages %}{{ m.content }} {% endfor %}"
@@ -278,8 +279,9 @@ def test_a_target_that_groups_fit_here_and_there_says_so(tmp_path: Path) -> None
     result = convert(source, "--out", tmp_path / "out")
     assert (result.exit_code, result.stderr) == (0, "")
     lines = result.stdout.splitlines()
-    assert any(re.match(r"mlp.up_proj is \w+: 32 columns are no multiple of 64$", line) for line in lines)
-    assert not any(line.startswith("mlp.down_proj is") for line in lines)
+    (note,) = (line for line in lines if line.endswith(" are float32: 32 columns are no multiple of 64"))
+    assert "mlp.gate_proj, " in note
+    assert "mlp.down_proj" not in note
     arrays = mx.load(str(tmp_path / "out" / "model.safetensors"))
     assert isinstance(arrays, dict)
     plain = sum(
@@ -295,6 +297,15 @@ def sizes(folder: Path) -> list[int]:
     arrays = mx.load(str(folder / "model.safetensors"))
     assert isinstance(arrays, dict)
     return [array.nbytes for array in arrays.values()]
+
+
+def test_the_progress_of_a_target_claims_no_more_than_is_known(target: Path, tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    report = convert_module.convert(convert_module.Job(target, tmp_path / "out"), seen.append)
+    middle = [progress for progress in seen if progress.stage == "converting"]
+    total = report.summary.bytes_before
+    assert [(progress.done, progress.total) for progress in middle] == [(0, 0), (total, total)]
+    assert {progress.stage for progress in seen} == {"checking the source", "converting", "checking weights"}
 
 
 def test_quantized_targets(target: Path, tmp_path: Path) -> None:
@@ -369,6 +380,13 @@ def test_tables_at_every_width() -> None:
         "7.73 bits per weight\n"
         "candidate_selector.predecessor_codebook is bfloat16: a note\n"
     )
+
+
+def test_a_reason_is_said_once() -> None:
+    rows = [Row(kind, 1, (2, 3), "float32", "bfloat16", 24, 12, "3 columns") for kind in ("a", "b")]
+    rows.append(Row("c", 1, (2, 5), "float32", "bfloat16", 40, 20, "5 columns"))
+    table = convert_view.plan_table(Summary(3, 22, 88, 44, tuple(rows)), 100)
+    assert table.endswith("\na, b are bfloat16: 3 columns\nc is bfloat16: 5 columns\n")
 
 
 def read_terminal(descriptor: int) -> str:

@@ -211,7 +211,7 @@ def _convert_target(job: Job, prepared: Prepared, folder: Path, listener: Listen
 
     source, total = prepared.source, prepared.summary.bytes_before
     check_finite(source, job.block_bytes, listener)
-    listener(Progress("converting", 0, total))
+    listener(Progress("converting", 0, 0))  # mlx-lm does not tell how far it is
     folder.rmdir()  # mlx-lm wants to make it
     convert_target(source, folder, prepared.recipe)
     listener(Progress("converting", total, total))

@@ -17,7 +17,7 @@ class Progress:
 
     Attributes:
         done: Bytes of weights, or what `unit` says.
-        total: As many when the stage ends.
+        total: As many when the stage ends; 0 while that cannot be told.
     """
 
     stage: Stage
