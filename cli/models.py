@@ -93,7 +93,7 @@ def fetch(name: str, revision: str | None) -> Path:
     Raises:
         UserError: It is not there.
     """
-    if revision is None and Path(name).exists():
+    if revision is None and os.path.exists(name):
         return Path(name)  # whatever it is: who reads it says what is wrong with it
     from dflash_mlx.hub import Hub
 

@@ -8,6 +8,7 @@ huggingface_hub's. Nothing here prints: progress goes to a callback. Importing t
 from __future__ import annotations
 
 import io
+import os
 import re
 import shutil
 from collections.abc import Callable, Sequence
@@ -215,9 +216,10 @@ def _is_local(name: str | Path) -> bool:
     Raises:
         UserError: It is neither.
     """
-    if Path(name).is_dir():
+    # `os.path` calls a name that no file can have (too long, a zero byte) one that is not there.
+    if os.path.isdir(name):
         return True
-    if Path(name).exists():
+    if os.path.exists(name):
         raise UserError(f"`{name}` is a file", "give the folder that it lies in")
     if isinstance(name, Path) or not REPOSITORY.fullmatch(name):
         raise UserError(

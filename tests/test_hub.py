@@ -347,3 +347,9 @@ def test_a_connection_that_another_thread_closed() -> None:
             failing(problem).look(NAME)
     with pytest.raises(AttributeError, match="a mistake"):
         failing(AttributeError("a mistake")).look(NAME)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b"])
+def test_what_can_be_no_path(name: str) -> None:
+    with pytest.raises(UserError, match="does not exist"):
+        Hub().look(name)
