@@ -146,7 +146,13 @@ class Hub:
             return resolved
         name, commit = resolved.name, resolved.commit
         with sentences(name, commit):
-            missing = sum(size for _, size, wanted in self._listing(resolved) if wanted)
+            listing = self._listing(resolved)
+            if listing and not any(file.endswith(".safetensors") for file, _, _ in listing):
+                raise UserError(
+                    f"`{name}` has no weights in safetensors",
+                    "pickles (`.bin`, `.pt`) and GGUF files are not read: look for a safetensors or MLX copy",
+                )
+            missing = sum(size for _, size, wanted in listing if wanted)
             _check_space(name, resolved.folder, missing)
             report = self.listener if missing else None
             folder = self.download(name, revision=commit, **_patterns(FILES), tqdm_class=_bars(name, report))

@@ -353,3 +353,12 @@ def test_a_connection_that_another_thread_closed() -> None:
 def test_what_can_be_no_path(name: str) -> None:
     with pytest.raises(UserError, match="does not exist"):
         Hub().look(name)
+
+
+def test_a_repository_of_pickles(server: FakeHub, cache: Path) -> None:
+    server.repositories["someone/Pickles"] = fake_hub.Repository(
+        {"config.json": b"{}", "pytorch_model.bin": b"pickle", "model.gguf": b"gguf"}
+    )
+    refused(
+        "`someone/Pickles` has no weights in safetensors", "pickles", server.hub(cache), "someone/Pickles"
+    )
