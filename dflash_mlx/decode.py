@@ -65,6 +65,10 @@ class Line:
         """True if the drafter has all that it needs to draft after `ahead` more tokens."""
         return self.context is None or self.context.complete(ahead)
 
+    def arrays(self) -> Any:
+        """The buffers of target and drafter, a tree for `mx.eval`."""
+        return self.state.arrays(), [] if self.context is None else self.context.arrays()
+
     def snapshot(self) -> LineSnapshot:
         """Keep what is needed to come back here."""
         context = None if self.context is None else self.context.snapshot()

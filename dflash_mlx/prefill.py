@@ -43,7 +43,7 @@ def prefill(
         else:
             taps = drafter.config.target_layer_ids
             drafter.extend(pair.target.forward(ids, line.state, taps).tapped, context)
-        mx.eval(line.state.arrays(), context.arrays() if context else [])
+        mx.eval(line.arrays())
         mx.clear_cache()
         line.tokens = list(prompt[:stop])
         yield stop

@@ -186,7 +186,7 @@ class Session:
     def _check_restored(self) -> None:
         """Buffers that a failed computation was to fill cannot be read any more: begin anew then."""
         try:
-            mx.eval(self._line.state.arrays(), self._line.context.arrays() if self._line.context else [])
+            mx.eval(self._line.arrays())
         except RuntimeError:
             self._line = Line(self._pair)
             self._snapshots.clear()

@@ -19,6 +19,8 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
+from dflash_mlx.drafters.base import Context
+
 Pair = tuple[mx.array, mx.array]  # keys, values: [1, H, rows, head_dim]
 
 
@@ -232,3 +234,14 @@ class DrafterContext:
     def nbytes(self) -> int:
         """Bytes of the buffers, slack included."""
         return sum(array.nbytes for array in self.arrays())
+
+
+def own_context(context: Context) -> DrafterContext:
+    """The context as the class that a drafter's `new_context` gave out.
+
+    Raises:
+        TypeError: It is another one.
+    """
+    if not isinstance(context, DrafterContext):
+        raise TypeError(f"the context is a {type(context).__name__}, not from `new_context`")
+    return context

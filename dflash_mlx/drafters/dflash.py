@@ -20,7 +20,7 @@ import mlx.nn as nn
 
 from dflash_mlx.config import DrafterConfig
 from dflash_mlx.drafters.base import Context, Proposal
-from dflash_mlx.drafters.context import DrafterContext
+from dflash_mlx.drafters.context import DrafterContext, own_context
 from dflash_mlx.drafters.layers import DraftLayer, Mask, block_mask
 from dflash_mlx.drafters.precision import dtype_name
 from dflash_mlx.errors import UserError
@@ -79,7 +79,7 @@ class DFlashDrafter(nn.Module):
 
     def extend(self, features: mx.array, context: Context) -> None:
         """Add the features `[1, L, N*D]` of the next L committed tokens; they are not kept."""
-        context = _own(context)
+        context = own_context(context)
         rows = features.shape[1]
         if self.window is not None and rows > self.window:
             features = features[:, -self.window :]  # no later draft sees the rest
@@ -100,7 +100,7 @@ class DFlashDrafter(nn.Module):
         key: mx.array | None = None,
     ) -> Proposal:
         """Propose `width - 1` tokens after `anchor`: see `base.Drafter.draft`."""
-        hidden, head_dtype = self.block_hidden(anchor, width, _own(context), target)
+        hidden, head_dtype = self.block_hidden(anchor, width, own_context(context), target)
         return self.propose(hidden, self.logits(hidden, head_dtype, target), anchor, temperature, key)
 
     def propose(
@@ -170,7 +170,7 @@ class DFlashDrafter(nn.Module):
         Raises:
             UserError: A value is not finite; it names the dtype and the layer.
         """
-        for place, values in self.stages(anchor, width, _own(context), target):
+        for place, values in self.stages(anchor, width, own_context(context), target):
             if not mx.isfinite(values).all().item():
                 raise UserError(
                     f"the drafter's values in {dtype_name(self.dtype)} are not finite in {place}",
@@ -201,10 +201,3 @@ class DFlashDrafter(nn.Module):
     ) -> Iterator[tuple[str, mx.array]]:
         """What `propose` computes beyond the logits: nothing here."""
         yield from ()
-
-
-def _own(context: Context) -> DrafterContext:
-    """The context as the class that `new_context` gave out."""
-    if not isinstance(context, DrafterContext):
-        raise TypeError(f"the context is a {type(context).__name__}, not from `new_context`")
-    return context

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from dflash_mlx.drafters.base import Context, Proposal
-from dflash_mlx.drafters.context import DrafterContext
+from dflash_mlx.drafters.context import DrafterContext, own_context
 from dflash_mlx.drafters.dflash import DFlashDrafter
 from dflash_mlx.generate import stream_generate
 from dflash_mlx.targets.base import Target
@@ -58,9 +58,7 @@ class ArgmaxDrafter:
         key: mx.array | None = None,
     ) -> Proposal:
         """The first generation's choice."""
-        if not isinstance(context, DrafterContext):
-            raise TypeError(f"the context is a {type(context).__name__}, not from `new_context`")
-        hidden, head_dtype = self._drafter.block_hidden(anchor, width, context, target)
+        hidden, head_dtype = self._drafter.block_hidden(anchor, width, own_context(context), target)
         logits = self._drafter.logits(hidden, head_dtype, target)
         return DFlashDrafter.propose(self._drafter, hidden, logits, anchor, temperature, key)
 
