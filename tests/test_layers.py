@@ -67,6 +67,7 @@ def test_the_engine_knows_neither_terminals_nor_the_converter(path: Path) -> Non
         "typer",
         "click",
         "rich",
+        "prompt_toolkit",
     )
     assert [one for one in imports(path) if within(one, *above)] == []
     assert "print" not in calls(path)
@@ -148,7 +149,17 @@ def root(node: ast.expr) -> str | None:
 
 @pytest.mark.parametrize("path", [*ENGINE, *CLI, *CONVERTER], ids=name)
 def test_imports_are_declared(path: Path) -> None:
-    declared = {"dflash_mlx", "mlx", "mlx_lm", "huggingface_hub", "jinja2", "rich", "sentencepiece", "typer"}
+    declared = {
+        "dflash_mlx",
+        "mlx",
+        "mlx_lm",
+        "huggingface_hub",
+        "jinja2",
+        "prompt_toolkit",
+        "rich",
+        "sentencepiece",
+        "typer",
+    }
     tops = {one.split(".")[0] for one in imports(path)} - set(sys.stdlib_module_names)
     if name(path) == "dflash_mlx/train/plot.py":
         declared = declared | {"matplotlib"}  # the extra `plot`
