@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,9 +117,10 @@ def _load(sources: Sources, context: int, *, force: bool) -> Pair:
         built_drafter = load_drafter(chosen.folder, config=drafter_config, lazy=True)
     # Until here everything is lazy: no weights were read.
     longest = Fields(text_config(config), {}, "").optional_integer("max_position_embeddings")
+    need, there = _needs(built, built_drafter, config), _machine()
     if not force:
         context = context if longest is None else min(context, longest)
-        memory.check(sources.target.name, _need(built, built_drafter, config, context), _machine())
+        memory.check(sources.target.name, need(context), there)
     mx.eval(model.parameters())
     if built_drafter is not None:
         mx.eval(built_drafter.parameters())
@@ -137,22 +140,25 @@ def _load(sources: Sources, context: int, *, force: bool) -> Pair:
         device=f"{device.type.name} ({mx.device_info(device)['device_name']})",
         dtype=dtype,
         blas=blas.preload().name if device == mx.cpu else None,
+        memory_context=memory.longest_context(need, there, longest),
     )
 
 
-def _need(
-    target: ModelTarget, drafter: DFlashDrafter | None, config: dict[str, Any], context: int
-) -> memory.Need:
+def _needs(
+    target: ModelTarget, drafter: DFlashDrafter | None, config: dict[str, Any]
+) -> Callable[[int], memory.Need]:
+    """What target and drafter take, by the context's length."""
     caches = list(cache_footprint(target.model))
     taps = 0
     if drafter is not None:
         caches += memory.drafter_caches(drafter.config, drafter_dtype().size)
         taps = drafter.config.num_taps
-    return memory.Need(
-        target=_nbytes(target.model),
-        drafter=0 if drafter is None else _nbytes(drafter),
+    text = text_config(config)
+    nothing = memory.Need(_nbytes(target.model), 0 if drafter is None else _nbytes(drafter))
+    return lambda context: replace(
+        nothing,
         caches=memory.cache_bytes(caches, context),
-        work=memory.work_bytes(text_config(config), taps, context, target.dtype.size),
+        work=memory.work_bytes(text, taps, context, target.dtype.size),
         context=context,
     )
 

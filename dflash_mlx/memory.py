@@ -7,7 +7,7 @@ The sizes come from headers and from the shapes of caches (`targets/footprint.py
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from dflash_mlx.errors import UserError
 
 DEFAULT_CONTEXT = 4096  # tokens to have room for, if nobody says
 ROW_STEP = 256  # mlx-lm's caches grow by so many rows
+CONTEXTS = 2**24  # tokens; longer than any model's context
 # Alive at a time in a prefill pass, per row: the hidden states, the projections of one attention, and three
 # arrays of one MLP. An estimate from the models' code.
 WORK_HIDDEN, WORK_INTERMEDIATE = 8, 3
@@ -166,6 +167,33 @@ def check(name: str, need: Need, there: Machine) -> None:
         f"`{name}` needs about {_gb(need.total)}, {_gb(available)} are available",
         f"{need}; {share}take a smaller target or a shorter context, or `--force` to try",
     )
+
+
+def longest_context(need: Callable[[int], Need], there: Machine, most: int | None = None) -> int | None:
+    """How many tokens there is memory for.
+
+    Args:
+        need: What a context of so many tokens takes; grows with it.
+        there: What there is.
+        most: Longer ones are of no interest; None for `CONTEXTS`, longer than any model's.
+
+    Returns:
+        A multiple of `ROW_STEP`, or `most`; 0 if not even the weights fit; None if sizes are not known.
+    """
+    available = there.available
+    if available is None:
+        return None
+    most = CONTEXTS if most is None else most
+    if need(most).total <= available:
+        return most
+    fits, fails = 0, -(-most // ROW_STEP)  # in steps of the caches
+    while fails - fits > 1:
+        middle = (fits + fails) // 2
+        if need(middle * ROW_STEP).total <= available:
+            fits = middle
+        else:
+            fails = middle
+    return fits * ROW_STEP
 
 
 def _gb(size: int) -> str:

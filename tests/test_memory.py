@@ -186,3 +186,18 @@ def test_what_does_not_fit(there: Machine, available: str, moved: bool) -> None:
     assert hint.startswith("target 15.0 GB, drafter 1.4 GB, caches of 32,768 tokens 2.5 GB, work 0.5 GB; ")
     assert ("sudo sysctl iogpu.wired_limit_mb=18502" in hint) == moved
     assert "--force" in hint
+
+
+def test_the_longest_context_that_fits() -> None:
+    def need(context: int) -> Need:
+        return Need(1000, caches=memory.cache_bytes([LayerCache(10), LayerCache(10, window=300)], context))
+
+    for available in (999, 1000, 6119, 6120, 10**4, 10**6):
+        longest = memory.longest_context(need, Machine(available))
+        assert longest is not None
+        assert longest % memory.ROW_STEP == 0
+        assert longest == 0 or need(longest).total <= available
+        assert need(longest + 1).total > available
+    assert memory.longest_context(need, Machine(10**6), most=500) == 500
+    assert memory.longest_context(need, Machine(1000), most=500) == 0
+    assert memory.longest_context(need, Machine(None)) is None
