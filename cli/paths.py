@@ -17,3 +17,11 @@ def cache_folder(environment: Mapping[str, str] = os.environ, platform: str = sy
         return Path.home() / "Library" / "Caches" / NAME
     # By its definition a relative path is to be ignored.
     return (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / NAME
+
+
+def state_folder(environment: Mapping[str, str] = os.environ, platform: str = sys.platform) -> Path:
+    """For what is to stay: `~/Library/Application Support` on a Mac, `XDG_STATE_HOME` or `~/.local/state`."""
+    given = environment.get("XDG_STATE_HOME", "")
+    if platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / NAME
+    return (Path(given) if os.path.isabs(given) else Path.home() / ".local" / "state") / NAME
