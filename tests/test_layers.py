@@ -155,6 +155,7 @@ def test_imports_are_declared(path: Path) -> None:
         "mlx_lm",
         "huggingface_hub",
         "jinja2",
+        "markdown_it",
         "prompt_toolkit",
         "rich",
         "sentencepiece",
