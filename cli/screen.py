@@ -1,0 +1,152 @@
+"""The live region at the bottom of a terminal: finished lines scroll away above it and are never touched again.
+
+Between frames the cursor stands, hidden, on the first row of the region. So a terminal that was resized, and has
+moved and wrapped what it shows, has kept the cursor with that row: erasing from there on takes the whole region
+and nothing else. rich's Live leaves it on the last row and counts rows upwards, which then are others.
+"""
+
+from __future__ import annotations
+
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from types import TracebackType
+from typing import Self
+
+from rich.text import Text
+
+from .theme import ansi
+
+FRAMES_PER_SECOND = 12
+Lines = Sequence[Text]
+Live = Lines | Callable[[int], Lines]
+
+_BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"  # terminals that know them show a frame at once
+_HIDE, _SHOW = "\x1b[?25l", "\x1b[?25h"
+_NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"
+_ERASE_LINE, _ERASE_BELOW = "\x1b[K", "\x1b[J"
+
+
+class Screen:
+    """Shows a reply as it comes. A context manager; outside of it the terminal is as it was.
+
+    Args:
+        write: Text to the terminal, at once.
+        size: Columns and rows of the terminal, asked before every frame.
+        frames_per_second: At most so many; what comes between waits for the next one.
+        clock: Seconds, monotonic.
+
+    Example:
+        with Screen(console.write, shutil.get_terminal_size) as screen:
+            for text in reply:
+                lines = markdown.feed(text, screen.columns)
+                screen.update(lines, lambda columns: [*markdown.tail(columns), readout(state, columns)])
+            screen.close([*markdown.finish(screen.columns), readout(state, screen.columns)])
+    """
+
+    def __init__(
+        self,
+        write: Callable[[str], None],
+        size: Callable[[], tuple[int, int]],
+        *,
+        frames_per_second: float = FRAMES_PER_SECOND,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._write, self._size, self._clock = write, size, clock
+        self._pause = 1 / frames_per_second
+        self._painted = float("-inf")
+        self._finished: list[Text] = []  # not yet in the scrollback
+        self._live: Live = ()
+        self._exits = ExitStack()
+        self._open = False
+
+    @property
+    def columns(self) -> int:
+        """Of the terminal, now."""
+        return max(1, self._size()[0])
+
+    def __enter__(self) -> Self:
+        self._exits.enter_context(quiet_keys())
+        self._exits.callback(self._write, _WRAP + _SHOW)
+        self._open = True
+        self._write(_HIDE)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # What there is to say of an exception comes below all that was shown.
+        self.close()
+
+    def update(self, finished_lines: Lines, live_lines: Live) -> None:
+        """Show more, now or with a later frame.
+
+        Args:
+            finished_lines: Go above the region, once, and stay as they are.
+            live_lines: The region from now on, a Text without a line break for each row; or what makes them
+                for a number of columns, called when a frame is painted. Of more than fit, the last are shown.
+        """
+        self._finished += finished_lines
+        self._live = live_lines
+        if self._clock() - self._painted >= self._pause:
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Paint a frame now."""
+        columns, rows = self._size()
+        live = self._live(columns) if callable(self._live) else self._live
+        self._paint(live, max(1, columns), max(1, rows - 1))
+
+    def close(self, last_lines: Lines = ()) -> None:
+        """Erase the region, leave `last_lines` in its place and give the cursor back; later calls do nothing."""
+        if not self._open:
+            return
+        self._open = False
+        self._finished += last_lines
+        self._live = ()
+        with self._exits:
+            self._paint((), *self._size())
+
+    def _paint(self, live: Lines, columns: int, rows: int) -> None:
+        """One frame, one write. Lines are erased before they are written: after a full one, that takes a cell."""
+        finished, self._finished = self._finished, []
+        above = "".join(f"{_ERASE_LINE}{ansi(line)}\r\n" for line in finished)
+        shown = [ansi(_cropped(line, columns)) for line in live[-rows:]]
+        below = "\r\n".join(_ERASE_LINE + line for line in shown[:-1])
+        below += ("\r\n" if shown[:-1] else "") + _ERASE_BELOW + "".join(shown[-1:])
+        up = f"\x1b[{len(shown) - 1}A" if shown[:-1] else ""
+        self._write(f"{_BEGIN}\r{above}{_NO_WRAP}{below}{_WRAP}{up}\r{_END}")
+        self._painted = self._clock()
+
+
+def _cropped(line: Text, columns: int) -> Text:
+    """The beginning of a line that was made for a wider terminal."""
+    if line.cell_len <= columns:
+        return line
+    kept = line.copy()
+    kept.truncate(columns, overflow="crop")
+    return kept
+
+
+@contextmanager
+def quiet_keys() -> Iterator[None]:
+    """What is typed meanwhile is not shown, and is there for the next read; Ctrl-C and the like work.
+
+    An echoed line break would move the region.
+    """
+    try:
+        keyboard = sys.stdin.fileno()
+        before = termios.tcgetattr(keyboard)
+    except (AttributeError, OSError, ValueError, termios.error):  # no keyboard
+        yield
+        return
+    silent = termios.tcgetattr(keyboard)
+    silent[3] &= ~termios.ECHO
+    termios.tcsetattr(keyboard, termios.TCSADRAIN, silent)
+    try:
+        yield
+    finally:
+        with suppress(termios.error):
+            termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
