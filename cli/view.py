@@ -17,7 +17,7 @@ def stats_line(stats: Stats, reason: FinishReason) -> str:
     parts = [_METHODS[stats.method]]
     if stats.tokens_per_second:  # a single token has no rate
         parts[0] += f" {stats.tokens_per_second:.1f} tok/s"
-    if stats.plain_tokens_per_second:
+    if stats.cycles and stats.plain_tokens_per_second:
         parts.append(f"plain {stats.plain_tokens_per_second:.1f} tok/s")
         parts.append(f"{stats.tokens_per_second / stats.plain_tokens_per_second:.2f}x")
     parts.append(f"tokens {stats.generated_tokens}")

@@ -112,23 +112,28 @@ class Decoder:
         self._sampler, self._keys = sampler, Keys(sampler.params.seed)
         self._features: list[mx.array] = []  # of plain steps, not yet in the drafter's context
 
-    def steps(self, ending: Ending, width: int) -> Generator[Step]:
+    def steps(self, ending: Ending, width: int, run: Callable[[], int] = lambda: 0) -> Generator[Step]:
         """Steps until the ending has come: the first token, then cycles, or plain steps throughout.
 
         A verify pass is never wider than the tokens that are wanted still; a last single one is plain.
+
+        Args:
+            ending: Says which tokens are kept.
+            width: Rows of a verify pass.
+            run: Asked before each cycle: how many plain steps, of those that are wanted, take its place.
         """
-        rows = 1
+        plain = ending.left if width == 1 else 1
         while not ending.ended():
-            if rows > 1:
-                yield self.cycle(rows, ending.keep)
-            else:
-                with closing(self.plain(ending.left if width == 1 else 1)) as tokens:
+            if plain:
+                with closing(self.plain(plain)) as tokens:
                     for token in tokens:
                         ending.keep([token])
                         yield Step((token,), width=1, accepted=0)
                         if ending.ended():
                             break
-            rows = min(width, ending.left)
+            else:
+                yield self.cycle(min(width, ending.left), ending.keep)
+            plain = run() or int(ending.left == 1)
 
     def cycle(self, width: int, keep: Callable[[list[int]], int]) -> Step:
         """One verify pass over the anchor and `width - 1` drafted tokens; one host read.

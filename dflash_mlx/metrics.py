@@ -50,22 +50,32 @@ class Recorder:
         return self.prefill_seconds
 
     def block(self, tokens: Sequence[int], text: str, width: int, accepted: int) -> Block:
-        """The event of one cycle or plain step whose tokens are on the host now."""
+        """The event of one cycle, or of plain steps, whose tokens are on the host now."""
         seconds = self._lap()
         if not self.generated:
             self.first_token_seconds = self._spent
         elif width == 1:
-            self.plain_steps += 1
+            self.plain_steps += len(tokens)
         if width > 1:
             self.histogram[accepted] += 1
         self.generated += len(tokens)
         return Block(tuple(tokens), text, width, accepted, seconds)
 
-    def finish(self, reason: FinishReason, pair: Pair, peak_memory_bytes: int) -> Finished:
-        """The last event."""
+    def finish(
+        self, reason: FinishReason, pair: Pair, peak_memory_bytes: int, plain_rate: float | None
+    ) -> Finished:
+        """The last event.
+
+        Args:
+            reason: Why it is the last one.
+            pair: Names and device.
+            peak_memory_bytes: MLX's.
+            plain_rate: Tokens per second that plain steps in between have shown; a plain run has its own.
+        """
         cycles = sum(self.histogram)
         committed = sum(count * (n + 1) for n, count in enumerate(self.histogram))
         seconds = self._spent - self.first_token_seconds
+        rate = (self.generated - 1) / seconds if self.generated > 1 and seconds > 0 else 0.0
         stats = Stats(
             method=pair.method if cycles else "plain",
             target=pair.target_name,
@@ -81,8 +91,8 @@ class Recorder:
             prefill_seconds=self.prefill_seconds,
             first_token_seconds=self.first_token_seconds,
             decode_seconds=seconds,
-            tokens_per_second=(self.generated - 1) / seconds if self.generated > 1 and seconds > 0 else 0.0,
-            plain_tokens_per_second=None,
+            tokens_per_second=rate,
+            plain_tokens_per_second=rate if self.width == 1 and rate else plain_rate,
             peak_memory_bytes=peak_memory_bytes,
             device=pair.device,
             dtype=pair.dtype,

@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 from mlx_lm.utils import common_prefix_len, maybe_set_recommended_wired_limit
 
-from dflash_mlx.decode import Decoder, Line, LineSnapshot, host_ints
+from dflash_mlx.decode import Decoder, Line, LineSnapshot, Step, host_ints
 from dflash_mlx.errors import UserError
 from dflash_mlx.interrupts import deferred_sigint
 from dflash_mlx.metrics import Recorder
+from dflash_mlx.plain_rate import PlainRate
 from dflash_mlx.prefill import prefill
 from dflash_mlx.sampling import Sampler
 from dflash_mlx.stream import Ending, TextStream
-from dflash_mlx.types import Event, Prefilled, SamplingParams
+from dflash_mlx.types import Block, Event, Prefilled, SamplingParams
 
 if TYPE_CHECKING:
     from dflash_mlx.pair import Pair
@@ -46,6 +47,7 @@ class _Turn:
     borders: frozenset[int]
     notes: list[str]
     cancelled: Callable[[], bool]
+    plain_share: float
 
 
 class Session:
@@ -76,6 +78,7 @@ class Session:
         self._snapshots: list[LineSnapshot] = []  # oldest first, lengths ascending
         self._torn = False  # a step did not finish: line and caches may not fit each other
         self._running: Generator[Event] | None = None
+        self._plain_rate = PlainRate()
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -87,6 +90,14 @@ class Session:
         """What the snapshots hold beyond the caches."""
         return sum(snapshot.nbytes for snapshot in self._snapshots)
 
+    @property
+    def plain_tokens_per_second(self) -> float | None:
+        """What plain decoding would reach at the present context length; None until it was measured.
+
+        Only replies with a `plain_share` measure it.
+        """
+        return self._plain_rate.tokens_per_second(len(self._line.tokens))
+
     def generate(
         self,
         prompt: Sequence[int] | mx.array,
@@ -97,6 +108,7 @@ class Session:
         stop: Sequence[str] = (),
         snapshot_at: Sequence[int] = (),
         cancelled: Callable[[], bool] = lambda: False,
+        plain_share: float = 0.0,
     ) -> Iterator[Event]:
         """Reply to `prompt`: `Prefilled`, then a `Block` per cycle or plain step, then `Finished`.
 
@@ -112,6 +124,9 @@ class Session:
             snapshot_at: Lengths of the prompt where a later one may leave it: ends of messages, see
                 `prompts.message_border`.
             cancelled: Asked between steps; True ends the stream with reason "interrupted".
+            plain_share: How much of the session's decode time (0 .. 1) may go to plain steps that measure
+                what plain decoding would reach. They write the reply like any other step, but when they
+                come depends on the clock, so a seed alone does not repeat a reply then.
 
         Returns:
             The events. Closing the iterator early is allowed at any time, and so is a new `generate`, which
@@ -125,6 +140,8 @@ class Session:
         borders = whole_numbers(snapshot_at, "`snapshot_at` has to be lengths of the prompt")
         room = pair.check_prompt(prompt)
         _check_end(max_tokens, stop)
+        if not 0 <= plain_share <= 1:
+            raise UserError(f"`plain_share` is {plain_share}, outside [0, 1]")
         notes = []
         if room is not None and max_tokens > room:
             notes.append(f"only {room} more tokens fit into the model's context of {pair.context_length}")
@@ -139,6 +156,7 @@ class Session:
             borders=frozenset(borders),
             notes=notes,
             cancelled=cancelled,
+            plain_share=plain_share,
         )
         if self._running is not None:
             self._running.close()
@@ -159,7 +177,8 @@ class Session:
                 yield Prefilled(len(turn.prompt), recorder.reused_tokens, recorder.prefilled(), note)
                 recorder.resume()
                 yield from self._write(turn, recorder)
-            yield recorder.finish(turn.ending.reason or "interrupted", self._pair, mx.get_peak_memory())
+            reason, rate = turn.ending.reason or "interrupted", self.plain_tokens_per_second
+            yield recorder.finish(reason, self._pair, mx.get_peak_memory(), rate)
 
     def _go_back(self, turn: _Turn, torn: bool) -> int:
         """Make the line the longest usable prefix of the prompt; its length."""
@@ -205,15 +224,15 @@ class Session:
         return False
 
     def _write(self, turn: _Turn, recorder: Recorder) -> Iterator[Event]:
-        """One event per step until the end."""
-        cleared = 0
-        steps = Decoder(self._pair, self._line, turn.sampler).steps(turn.ending, turn.width)
+        """One event per cycle, plain step or measuring run until the end."""
+        cleared, plain_rate = 0, self._plain_rate
+        plain_rate.begin(turn.plain_share)
+        decoder = Decoder(self._pair, self._line, turn.sampler)
+        steps = decoder.steps(turn.ending, turn.width, lambda: plain_rate.run)
         try:
             while not turn.ending.ended() and not turn.cancelled():
-                with self._step():
-                    step = next(steps)
-                    readable = turn.text.finish() if turn.ending.ended() else turn.text.take()
-                yield recorder.block(step.tokens, readable, step.width, step.accepted)
+                plain_rate.plan(len(self._line.tokens), turn.ending.left)
+                yield self._next_block(turn, steps, recorder)
                 recorder.resume()
                 if recorder.generated - cleared >= CLEAR_CACHE_TOKENS:
                     cleared = recorder.generated
@@ -221,6 +240,20 @@ class Session:
         finally:
             with self._step():  # the drafter gets what it has not read of a plain run
                 steps.close()
+
+    def _next_block(self, turn: _Turn, steps: Generator[Step], recorder: Recorder) -> Block:
+        """A cycle or a plain step; or a whole run, as the device works on while a reader has its tokens."""
+        tokens: list[int] = []
+        text, more = "", True
+        while more:
+            with self._step():
+                step = next(steps)
+                text += turn.text.finish() if turn.ending.ended() else turn.text.take()
+            tokens += step.tokens
+            more = self._plain_rate.read(recorder.clock()) and not (turn.ending.ended() or turn.cancelled())
+        block = recorder.block(tokens, text, step.width, step.accepted)
+        self._plain_rate.observe(block.width, block.seconds)
+        return block
 
     @contextmanager
     def _step(self) -> Iterator[None]:

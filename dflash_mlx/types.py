@@ -117,7 +117,9 @@ class Stats:
         first_token_seconds: From the start to the first token on the host.
         decode_seconds: From the first token on, without the time that the consumer of the events takes.
         tokens_per_second: Tokens after the first one per `decode_seconds`; 0 if there are none.
-        plain_tokens_per_second: Measured in the same run; None if it was not measured.
+        plain_tokens_per_second: Plain decoding, at the context length of the end: with width 1 that is
+            `tokens_per_second`, else what plain steps between cycles have shown, in this run or earlier in
+            its session; None if it was not measured.
         dtype: Of the target's activations, with a note where the weights were changed at load.
         blas: On a CPU, the library behind float32 products; None on a GPU.
     """
@@ -156,8 +158,9 @@ class Prefilled:
 
 @dataclass(frozen=True)
 class Block:
-    """Tokens committed by one verify pass, or by one plain step (`width` 1).
+    """Tokens committed by one verify pass, or by plain steps (`width` 1).
 
+    Plain steps are one token each; several are in one block where they were measured together.
     `text` is what became readable with these tokens: it may lag behind them (half a character, the
     beginning of a stop string) and never has to be taken back.
     """

@@ -1,0 +1,161 @@
+"""What plain decoding costs on this machine, now, at this context length: measured between cycles.
+
+Now and then a run of plain steps takes the place of a cycle: k steps, pipelined as in plain decoding, read at
+r1 .. rk. What the run pays to start lies before r1, and after r(k-1) there is no next step to build, so
+r1 to r(k-1) is what k - 2 steps cost in the middle of a long plain reply.
+
+Knows no tensors and no clock: it is told when tokens were read, and how long steps took.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The numbers behind `PlainRate`.
+
+    Attributes:
+        first_steps: Steps of a run where nothing is known: the fewest with a whole interval, so that the
+            first figure comes early.
+        steps: Steps of every other run: more of its time is measured, and the text does not stand still.
+        margin: A run is expected to cost this much more than the last one did: the context has grown, and
+            no two runs cost the same.
+        near_tokens: Costs of context lengths that differ by no more are taken as equal: for an 8B target in 4
+            bits with 36 layers of full attention, 1024 rows of cache are 3% of what a step reads.
+        near_share: The same, as a share of the context length.
+        median_of: A figure is the median of so many last runs.
+        kept: How many runs are remembered, at any context length.
+    """
+
+    first_steps: int = 3
+    steps: int = 5
+    margin: float = 1.2
+    near_tokens: int = 1024
+    near_share: float = 1 / 8
+    median_of: int = 5
+    kept: int = 64
+
+
+@dataclass
+class Budget:
+    """Decode time that may go to measurements, a share of all that passes; whatever measures draws on it.
+
+    Attributes:
+        saved: Seconds not spent yet; below 0 only if something cost more than expected.
+    """
+
+    saved: float = 0.0
+
+    def earn(self, seconds: float, share: float, most: float) -> None:
+        """Decode time has passed, spent or not; beyond `most` nothing is saved up."""
+        self.saved = max(self.saved, min(self.saved + share * seconds, most))
+
+    def affords(self, seconds: float, share: float) -> bool:
+        """True if the share holds also after `seconds` that are spent, which earn too."""
+        return self.saved + share * seconds >= seconds
+
+    def spend(self, seconds: float) -> None:
+        """Time went to a measurement."""
+        self.saved -= seconds
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One run: at which context length, seconds of a step in the middle, and of all of it per step."""
+
+    length: int
+    step_seconds: float
+    cost: float
+
+
+class PlainRate:
+    """Says when plain steps are to be measured, and what they cost. One per session.
+
+    For each reply: `begin`; then for each `Block` event `plan`, `read` after each of its steps, `observe`.
+    The plain steps of a session take no more than the share of its decode time; one reply can take the cost
+    of one run more, which earlier ones left to it.
+
+    Attributes:
+        run: Plain steps of the run that was planned last; 0 if none was.
+    """
+
+    def __init__(self, tuning: Tuning = Tuning()) -> None:
+        self.run = 0
+        self._tuning, self._budget = tuning, Budget()
+        self._measured: tuple[Measurement, ...] = ()  # oldest first; replaced whole: other threads may read
+        self.begin(0.0)
+
+    def begin(self, share: float) -> None:
+        """A reply begins; its first token's step is no part of the decode time.
+
+        Args:
+            share: Of the decode time, 0 .. 1, for plain steps that measure; 0: none.
+        """
+        self._share = share
+        self._bound: float | None = None  # what a plain step of this reply costs at most
+
+    def plan(self, length: int, left: int) -> int:
+        """Plain steps to take now, one after the other, without a pause; 0: go on as usual.
+
+        Args:
+            length: Tokens so far.
+            left: Tokens that are wanted still; a run is never longer.
+        """
+        self._length, self._reads = length, list[float]()
+        cost = self._step_cost(length)
+        steps = self._tuning.steps if self._near(length) else self._tuning.first_steps
+        due = (
+            self._share > 0
+            and cost is not None
+            and steps <= left
+            and self._budget.affords(steps * cost, self._share)
+        )
+        self.run = steps if due else 0
+        return self.run
+
+    def read(self, now: float) -> bool:
+        """A step's tokens were read at `now`, in seconds; True if more steps of a run are to come."""
+        self._reads.append(now)
+        return len(self._reads) < self.run
+
+    def observe(self, width: int, seconds: float) -> None:
+        """A cycle, a plain step or a run is over, be it that the reply ended in the middle.
+
+        Args:
+            width: Rows of a pass.
+            seconds: The engine's own for all of it.
+        """
+        if self._bound is None:
+            self._bound = seconds  # the first token: one row, with nothing beside it
+            return
+        if width > 1:
+            self._bound = min(self._bound, seconds)
+        cost = self._step_cost(self._length) or 0.0
+        if self.run:
+            self._budget.spend(seconds)
+            self._keep(seconds)
+        self._budget.earn(seconds, self._share, most=self._tuning.steps * cost)
+
+    def tokens_per_second(self, length: int) -> float | None:
+        """Of plain decoding at this context length; None if nothing near it was measured."""
+        near = [one.step_seconds for one in self._near(length)]
+        return 1 / statistics.median(near[-self._tuning.median_of :]) if near else None
+
+    def _keep(self, seconds: float) -> None:
+        reads = self._reads[: self.run - 1]
+        if len(reads) > 1 and reads[-1] > reads[0]:
+            step_seconds = (reads[-1] - reads[0]) / (len(reads) - 1)
+            new = Measurement(self._length, step_seconds, seconds / len(self._reads))
+            self._measured = (*self._measured, new)[-self._tuning.kept :]
+
+    def _step_cost(self, length: int) -> float | None:
+        """Most that a step of the next run may cost."""
+        near = self._near(length)
+        return self._tuning.margin * near[-1].cost if near else self._bound
+
+    def _near(self, length: int) -> list[Measurement]:
+        reach = max(self._tuning.near_tokens, self._tuning.near_share * length)
+        return [one for one in self._measured if abs(one.length - length) <= reach]
