@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 import dflash_mlx
 from dflash_mlx.errors import UserError
 
-from . import console, convert, generate, options, train
+from . import chat, console, convert, generate, options, train
 from .layout import GroupedCommand
 
 NAME = "dflash-mlx"
@@ -46,7 +46,7 @@ _BUG = "this is a mistake of dflash-mlx; `--debug` shows where it happened"
 
 
 def _debug(ctx: Any) -> bool:
-    return bool(ctx.meta.get(options.DEBUG))
+    return options.debugging(ctx)
 
 
 def _print_version(value: bool) -> None:
@@ -80,6 +80,7 @@ def root(
     """Large language models on MLX, several tokens per pass: a drafter proposes, the target decides."""
 
 
+app.command("chat", cls=GroupedCommand, epilog=chat.EXAMPLE)(chat.chat)
 app.command("generate", cls=GroupedCommand, epilog=generate.EXAMPLE)(generate.generate)
 app.command("convert", cls=GroupedCommand, epilog=convert.EXAMPLE)(convert.convert)
 app.command("train", cls=GroupedCommand, epilog=train.EXAMPLE)(train.train)

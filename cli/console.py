@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
 NARROW = 72  # columns; below, a bar leaves out what it can
 PIPE_COLUMNS = 100
+_STEERING = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+class OutputLostError(UserError):
+    """Nothing can be written to stdout any more."""
 
 
 def write(text: str) -> None:
@@ -25,17 +30,17 @@ def write(text: str) -> None:
 
     Raises:
         BrokenPipeError: The reader is gone.
-        UserError: There is no stdout, or its device takes no more.
+        OutputLostError: There is no stdout, or its device takes no more.
     """
     if sys.stdout is None:
-        raise UserError("standard output is closed", "redirect it to a file or to `/dev/null`")
+        raise OutputLostError("standard output is closed", "redirect it to a file or to `/dev/null`")
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
         raise
     except OSError as problem:
-        raise UserError(f"standard output cannot be written: {problem.strerror}") from problem
+        raise OutputLostError(f"standard output cannot be written: {problem.strerror}") from problem
 
 
 def note(text: str) -> None:
@@ -136,6 +141,43 @@ def counting(text: str) -> Iterator[Counter]:
 def live() -> bool:
     """True if what is written to stderr can be taken back: a terminal."""
     return _stderr().is_terminal
+
+
+def painted() -> bool:
+    """True if stdin and stdout are a terminal that can be painted on, and its owner does not mind.
+
+    `NO_COLOR` asks for lines without any control code.
+    """
+    if sys.stdin is None or sys.stdout is None or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return False
+    return os.environ.get("TERM", "").lower() not in ("", "dumb", "unknown") and not os.environ.get(
+        "NO_COLOR"
+    )
+
+
+def size() -> tuple[int, int]:
+    """Columns and rows of the terminal that `write` writes to, now."""
+    with suppress(OSError, AttributeError, ValueError):
+        found = os.get_terminal_size(sys.stdout.fileno())
+        if found.columns and found.lines:
+            return found.columns, found.lines
+    return shutil.get_terminal_size()
+
+
+def encoding() -> str | None:
+    """Of stdout."""
+    return None if sys.stdout is None else sys.stdout.encoding
+
+
+def harmless(text: str) -> str:
+    """A model's text without the characters that steer a terminal; line breaks and tabs stay."""
+    return text.translate(_STEERING)
+
+
+def ask(prompt: str) -> None:
+    """What a line is asked for with, to stderr."""
+    with suppress(OSError):
+        _stderr().print(prompt, end="")
 
 
 def columns() -> int:

@@ -68,7 +68,7 @@ def generate(
         "--drafter-bits": drafter_bits,
         "--width": None if width == 1 else width,
     }
-    _check_plain(drafting, plain=plain)
+    options.check_plain(drafting, plain=plain)
     _check_raw({"--system": system, "--reasoning": reasoning}, raw=raw)
     text = _read_prompt(prompt)
     bits = None if drafter_bits is None else int(drafter_bits)
@@ -84,15 +84,6 @@ def generate(
         finished = _print_json(events) if json else _print_text(events)
     if finished.reason == "interrupted":
         raise typer.Exit(interrupt.EXIT_CODE)
-
-
-def _check_plain(drafting: Mapping[str, object], *, plain: bool) -> None:
-    for option, value in drafting.items():
-        if plain and value is not None:
-            raise UserError(
-                f"`--plain` and `{option} {value}` contradict each other",
-                "plain decoding has no drafter and width 1; leave one of them out",
-            )
 
 
 def _check_raw(chat: Mapping[str, object], *, raw: bool) -> None:

@@ -7,10 +7,7 @@ empty line leaves.
 from __future__ import annotations
 
 import os
-import sys
-import termios
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -107,33 +104,17 @@ def _history(file: Path | None) -> History:
     return InMemoryHistory() if file is None else KeptHistory(file)
 
 
-def history_file(folder: Path) -> Path:
-    """A file that can be written, for the user's eyes only.
+def history_file(folder: Path) -> tuple[Path, bool]:
+    """A file that can be written, for the user's eyes only; and if it is new.
 
     Raises:
         CannotKeepError: There can be none.
     """
     path = folder / "chat-history"
     try:
+        new = not path.exists()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600))
     except OSError as problem:
         raise CannotKeepError(f"`{path}` cannot be written: {problem.strerror}") from problem
-    return path
-
-
-@contextmanager
-def keys_wait() -> Iterator[None]:
-    """Within, what is typed on the terminal is not shown; the next `read` gets it. Ctrl-C works as ever."""
-    if sys.stdin is None or not sys.stdin.isatty():
-        yield
-        return
-    terminal = sys.stdin.fileno()
-    before = termios.tcgetattr(terminal)
-    quiet = termios.tcgetattr(terminal)
-    quiet[3] &= ~(termios.ECHO | termios.ICANON)
-    termios.tcsetattr(terminal, termios.TCSANOW, quiet)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(terminal, termios.TCSANOW, before)
+    return path, new

@@ -45,6 +45,20 @@ class Wanted:
     force: bool = False
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """What was loaded, and from where.
+
+    Attributes:
+        drafter_commit: Of its repository; None for a folder.
+        drafter_bits: That it is quantized to; None for none.
+    """
+
+    pair: Pair
+    drafter_commit: str | None
+    drafter_bits: int | None
+
+
 def load(wanted: Wanted, context: int) -> Pair:
     """Find, download, quantize and load what is wanted.
 
@@ -55,6 +69,11 @@ def load(wanted: Wanted, context: int) -> Pair:
     Raises:
         UserError: Something is not there, or does not fit.
     """
+    return load_told(wanted, context).pair
+
+
+def load_told(wanted: Wanted, context: int) -> Loaded:
+    """`load`, and what a user may want to know of it."""
     with console.working(f"looking up {wanted.target}"):
         # Seconds of imports: only for those who want tokens.
         from dflash_mlx.load import check_download, load_pair
@@ -70,6 +89,7 @@ def load(wanted: Wanted, context: int) -> Pair:
         )
         bits = _bits(sources.drafter, wanted.drafter_bits)
     _tell(sources)
+    commit = None if sources.drafter is None else sources.drafter.commit
     with _transfers() as meter:
         hub = _hub(meter)
         if not wanted.force:
@@ -78,9 +98,10 @@ def load(wanted: Wanted, context: int) -> Pair:
             sources = replace(sources, drafter=_quantized(sources.drafter, bits, hub, meter))
         sources = sources.fetch(hub)
     with console.working(f"loading {wanted.target}"):
-        return load_pair(
+        pair = load_pair(
             sources.target, sources.drafter, plain=wanted.plain, context=context, force=wanted.force
         )
+    return Loaded(pair, commit, None if sources.drafter is None else _quantized_bits(sources.drafter))
 
 
 def fetch(name: str, revision: str | None) -> Path:
@@ -174,6 +195,13 @@ def _bits(drafter: Resolved | None, asked: int | None) -> int:
             f"`dflash-mlx convert {drafter.name} --bits {asked} --out FOLDER` quantizes it",
         )
     return PLAIN_BITS
+
+
+def _quantized_bits(drafter: Resolved) -> int | None:
+    from dflash_mlx.config_fields import read_config_json
+
+    quantization = read_config_json(drafter.folder).get("quantization")
+    return quantization.get("bits") if isinstance(quantization, dict) else None
 
 
 def _tell(sources: Sources) -> None:

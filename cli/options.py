@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Annotated, Any, Literal
 
 import typer
 
+from dflash_mlx.errors import UserError
 from dflash_mlx.types import SamplingParams
 
 DEBUG = "dflash_mlx.debug"  # key of a context's `meta`
@@ -31,6 +32,16 @@ Target = Annotated[
     str,
     typer.Option(
         "--target", "-t", metavar="MODEL", help="The model whose text you want: folder or repository."
+    ),
+]
+ChatTarget = Annotated[
+    str | None,
+    typer.Option(
+        "--target",
+        "-t",
+        metavar="MODEL",
+        help="The model to chat with: folder or repository.",
+        show_default="the demo pair",
     ),
 ]
 Drafter = Annotated[
@@ -155,6 +166,29 @@ SAMPLING: dict[str, Any] = {
         ),
     ],
 }
+
+
+def debugging(context: typer.Context) -> bool:
+    """True if tracebacks are wanted."""
+    return bool(context.meta.get(DEBUG))
+
+
+def check_plain(drafting: Mapping[str, object], *, plain: bool) -> None:
+    """Refuse options of a drafter beside `--plain`.
+
+    Args:
+        drafting: Their names and values; None where one was not given.
+        plain: `--plain` was given.
+
+    Raises:
+        UserError: They contradict each other.
+    """
+    for option, value in drafting.items():
+        if plain and value is not None:
+            raise UserError(
+                f"`--plain` and `{option} {value}` contradict each other",
+                "plain decoding has no drafter and width 1; leave one of them out",
+            )
 
 
 def sampling_params(*, logit_bias: Sequence[str] = (), **options: Any) -> SamplingParams:

@@ -140,6 +140,7 @@ def _load(sources: Sources, context: int, *, force: bool) -> Pair:
         device=f"{device.type.name} ({mx.device_info(device)['device_name']})",
         dtype=dtype,
         blas=blas.preload().name if device == mx.cpu else None,
+        weight_bytes=need(0).target + need(0).drafter,
         memory_context=memory.longest_context(need, there, longest),
     )
 

@@ -31,6 +31,7 @@ class Pair:
         device: What computes, in words.
         dtype: Of the target's activations, and what was changed at load.
         blas: The library behind float32 products on a CPU; None on a GPU.
+        weight_bytes: Of target and drafter in memory; None if not known.
         memory_context: Most tokens that the machine has memory for, by the estimate; None if not known.
     """
 
@@ -45,6 +46,7 @@ class Pair:
     device: str
     dtype: str
     blas: str | None
+    weight_bytes: int | None = None
     memory_context: int | None = None
 
     @property

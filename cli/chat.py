@@ -1,0 +1,233 @@
+"""`dflash-mlx chat`: a conversation, with what speculation gives measured while it goes on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Annotated, Protocol
+
+import typer
+
+from dflash_mlx.errors import UserError
+from dflash_mlx.types import SamplingParams
+
+from . import commands, console, interrupt, models, options, paths
+from .conversation import Conversation, Settings
+from .turn import Chat, View, window_of
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from .readout import Opening
+
+EXAMPLE = """Example:
+
+\b
+  dflash-mlx chat
+  dflash-mlx chat -t mlx-community/Qwen3.8-27B-4bit
+"""
+
+DEMO = "demo"  # the pair that comes with the program
+CONTEXT = 4096  # tokens to have room for at the beginning
+MAX_TOKENS = 4096
+_REAL = "a real model: dflash-mlx chat --target mlx-community/Qwen3.8-27B-4bit"
+_HINT = "`/help` lists the commands; Ctrl-D leaves"
+
+
+class Front(Protocol):
+    """Where messages come from and replies go to.
+
+    Attributes:
+        interactive: Somebody sits there, and can answer an error.
+        first_run: Nobody ever typed here.
+    """
+
+    interactive: bool
+    first_run: bool
+
+    def read(self) -> str | None:
+        """The next message; None if there are no more."""
+
+    def say(self, what: str | Callable[[int], Text]) -> None:
+        """Show something that is no reply; what a function makes for a number of columns."""
+
+    def view(self) -> AbstractContextManager[View]:
+        """For one reply."""
+
+
+@options.with_sampling
+def chat(
+    ctx: typer.Context,
+    target: options.ChatTarget = None,
+    drafter: options.Drafter = None,
+    system: options.System = None,
+    max_tokens: options.MaxTokens = MAX_TOKENS,
+    width: options.Width = None,
+    reasoning: options.Reasoning = None,
+    show_reasoning: Annotated[
+        bool, typer.Option("--show-reasoning", help="Leave the model's thinking on the screen.")
+    ] = False,
+    plain: options.Plain = False,
+    no_stats: Annotated[bool, typer.Option("--no-stats", help="Show the text only.")] = False,
+    revision: options.Revision = None,
+    drafter_revision: options.DrafterRevision = None,
+    drafter_bits: options.DrafterBits = None,
+    force: options.Force = False,
+    debug: options.Debug = False,
+    *,
+    sampling: SamplingParams,
+) -> None:
+    """Chat with the target; the readout shows what drafting gives on this machine.
+
+    Without a terminal: a message a line on standard input, replies on standard output.
+    """
+    drafting = {
+        "--drafter": drafter,
+        "--drafter-revision": drafter_revision,
+        "--drafter-bits": drafter_bits,
+        "--width": None if width == 1 else width,
+    }
+    options.check_plain(drafting, plain=plain)
+    bits = None if drafter_bits is None else int(drafter_bits)
+    name = DEMO if target is None else target
+    wanted = models.Wanted(name, drafter, plain, revision, drafter_revision, bits, force)
+    settings = Settings(sampling, max_tokens, width, plain, reasoning, show_reasoning, not no_stats)
+    front = _front(settings)
+    state = _load(wanted, settings, system)
+    _open(state, front, demo=target is None)
+    code = talk(state, front, debug=options.debugging(ctx))
+    if code:
+        raise typer.Exit(code)
+
+
+def _load(wanted: models.Wanted, settings: Settings, system: str | None) -> Chat:
+    loaded = models.load_told(wanted, CONTEXT)
+    from dflash_mlx.reasoning import reasoning_switches
+    from dflash_mlx.session import Session
+
+    pair = loaded.pair
+    pair.check_width(settings.asked_width)
+    if settings.reasoning is not None:
+        reasoning_switches(pair.tokenizer).arguments(settings.reasoning)  # says what is wrong with it
+    window = window_of(pair, force=wanted.force)
+    context = None if window is None else window.tokens
+    opening = _opening(loaded, pair.check_width(settings.asked_width), context)
+    return Chat(pair, Session(pair), settings, Conversation(system), window, opening)
+
+
+def _opening(loaded: models.Loaded, width: int, context: int | None) -> Opening:
+    from .readout import Opening
+
+    pair = loaded.pair
+    return Opening(
+        target=pair.target_name,
+        method="plain" if width == 1 else pair.method,
+        target_bits=pair.dtype,
+        drafter=pair.drafter_name,
+        drafter_commit=loaded.drafter_commit,
+        drafter_bits=None if loaded.drafter_bits is None else f"{loaded.drafter_bits}-bit",
+        width=width,
+        memory_bytes=pair.weight_bytes,
+        device=pair.device if pair.blas is None else f"{pair.device}, {pair.blas}",
+        context_length=context,
+    )
+
+
+def _front(settings: Settings) -> Front:
+    if sys.stdin is None:
+        raise UserError("standard input is closed", "pipe messages in, one a line")
+    if not console.painted():
+        from .plain_front import PlainFront
+
+        return PlainFront(settings)
+    from .line_editor import CannotKeepError, LineEditor, history_file
+    from .terminal_front import TerminalFront
+
+    history, new = None, True
+    try:
+        history, new = history_file(paths.state_folder())
+    except CannotKeepError as problem:
+        console.note(f"what you type is not kept for the next time: {problem}")
+    names = {command.name: command.help for command in commands.COMMANDS}
+    return TerminalFront(settings, LineEditor(history, names), first_run=new)
+
+
+def _open(state: Chat, front: Front, *, demo: bool) -> None:
+    """What runs, and how to begin."""
+    from . import readout
+
+    if not front.interactive:
+        return
+    front.say(lambda width: readout.opening_panel(state.opening, width))
+    if demo:
+        front.say(_REAL)
+    front.say(readout.first_run_help if front.first_run else _HINT)
+
+
+def talk(state: Chat, front: Front, *, debug: bool) -> int:
+    """Messages and replies until there are no more.
+
+    Args:
+        state: With a pair.
+        front: The terminal or the pipes.
+        debug: Tracebacks of errors.
+
+    Returns:
+        The exit code.
+    """
+    code = 0
+    going = True
+    while going:
+        try:
+            line = front.read()
+            going = line is not None and _answer(state, front, line)
+        except KeyboardInterrupt:
+            if not front.interactive:
+                raise
+            front.say("interrupted")
+        except (BrokenPipeError, console.OutputLostError, typer.Exit):
+            raise
+        except Exception as problem:  # noqa: BLE001 (a chat outlives a reply that failed)
+            code = 1
+            _tell(problem, debug=debug)
+    return 0 if front.interactive else code
+
+
+def _tell(problem: Exception, *, debug: bool) -> None:
+    if debug:
+        console.traceback()
+    if isinstance(problem, UserError):
+        console.error(problem.message, problem.hint)
+    else:
+        reason = " ".join(str(problem).split())
+        console.error(f"{type(problem).__name__}: {reason}", "the chat goes on; `--debug` shows where it was")
+
+
+def _answer(state: Chat, front: Front, line: str) -> bool:
+    """Do what one line asks for; False if that is to leave."""
+    question = commands.message_of(line)
+    again = False
+    if question is None:
+        outcome = commands.run(state, line)
+        if outcome.show is not None:
+            front.say(outcome.show)
+        question, again = outcome.ask, outcome.again
+        if question is None:
+            return not outcome.leave
+    _reply(state, front, question, again=again)
+    return True
+
+
+def _reply(state: Chat, front: Front, question: str, *, again: bool) -> None:
+    with interrupt.deferred() as pressed, front.view() as view:
+        reply = state.reply(question, view, pressed, again=again)
+    if not front.interactive and reply.reason == "interrupted":
+        raise typer.Exit(interrupt.EXIT_CODE)
+    if not reply.kept:
+        front.say("stopped before anything was said: the question is not part of the conversation")
+    if reply.cut:
+        front.say(f"cut at {state.settings.max_tokens:,} tokens; `--max-tokens` sets how long a reply can be")
+    warning = state.warning()
+    if warning is not None:
+        front.say(lambda width: warning)
