@@ -30,17 +30,31 @@ def wrap(text: Text, width: int) -> list[Text]:
     Returns:
         At least one line, without spaces at the end, none wider than `width`.
     """
-    lines: list[Text] = []
-    for row in text.split("\n", allow_blank=True):
-        if row.cell_len <= width:
-            pieces = [row]
-        else:
-            cuts = _cuts(row.plain, width)
-            pieces = list(row.divide(cuts))
-        for piece in pieces:
-            piece.rstrip()
-        lines += pieces
+    lines = broken(text.copy(), width)
+    for line in lines:
+        line.rstrip()
     return lines
+
+
+def broken(text: Text, width: int) -> list[Text]:
+    """`wrap` that leaves the spaces at the ends of lines."""
+    rows = text.split("\n", allow_blank=True) if "\n" in text.plain else [text]
+    lines: list[Text] = []
+    for row in rows:
+        lines += [row] if row.cell_len <= width else row.divide(_cuts(row.plain, width))
+    return lines
+
+
+def folded(text: Text, width: int) -> list[Text]:
+    """Cut wherever a line is full: for code, whose spaces matter."""
+    cuts: list[int] = []
+    used = 0
+    for start, _, cells in _clusters(text.plain):
+        if used and used + cells > width:
+            cuts.append(start)
+            used = 0
+        used += cells
+    return list(text.divide(cuts)) if cuts else [text]
 
 
 def _cuts(plain: str, width: int) -> list[int]:
@@ -146,13 +160,13 @@ def _aligned(text: Text, width: int, justify: Justify) -> Text:
 
 
 def table(rows: Sequence[Sequence[str]], width: int) -> Text:
-    """Plain columns under a header, the first left-aligned, numbers to the right; columns at the end that do
-    not fit are left out."""
+    """Plain columns under a header, all but the first to the right; the last ones are left out if need be."""
     columns = list(zip(*rows, strict=True))
     widths = [max(map(cell_len, column)) for column in columns]
     while len(widths) > 1 and sum(widths) + 2 * (len(widths) - 1) > width:
         widths.pop()
-    justify: list[Justify] = ["left", *(["right"] * (len(widths) - 1))]
+    justify: list[Justify] = ["right"] * len(widths)
+    justify[0] = "left"
     lines = []
     for index, cells in enumerate(rows):
         style = theme.STRONG if index == 0 else theme.NONE

@@ -1,8 +1,8 @@
-"""The live region at the bottom of a terminal: finished lines scroll away above it and are never touched again.
+"""The live region at the bottom of a terminal; finished lines scroll away above it, not touched again.
 
-Between frames the cursor stands, hidden, on the first row of the region. So a terminal that was resized, and has
-moved and wrapped what it shows, has kept the cursor with that row: erasing from there on takes the whole region
-and nothing else. rich's Live leaves it on the last row and counts rows upwards, which then are others.
+Between frames the cursor stands, hidden, on the first row of the region. So a terminal that was resized, and
+has moved and wrapped what it shows, has kept the cursor with that row: erasing from there on takes the whole
+region and nothing else. rich's Live leaves it on the last row and counts rows upwards, which then are others.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Screen:
         self._paint(live, max(1, columns), max(1, rows - 1))
 
     def close(self, last_lines: Lines = ()) -> None:
-        """Erase the region, leave `last_lines` in its place and give the cursor back; later calls do nothing."""
+        """Put `last_lines` in the place of the region and give the cursor back; later calls do nothing."""
         if not self._open:
             return
         self._open = False
@@ -110,7 +110,7 @@ class Screen:
             self._paint((), *self._size())
 
     def _paint(self, live: Lines, columns: int, rows: int) -> None:
-        """One frame, one write. Lines are erased before they are written: after a full one, that takes a cell."""
+        """One frame, one write. Lines are erased first: behind a full one, erasing takes its last cell."""
         finished, self._finished = self._finished, []
         above = "".join(f"{_ERASE_LINE}{ansi(line)}\r\n" for line in finished)
         shown = [ansi(_cropped(line, columns)) for line in live[-rows:]]

@@ -1,7 +1,7 @@
 """Colours and emphasis by meaning, and the one way in which styled text becomes terminal codes.
 
-Only the terminal's own sixteen colours, and of them none that vanishes on a light or on a dark background: its
-owner has chosen them to be readable. Every renderer of the chat takes its styles from here.
+Only the terminal's own sixteen colours, whose owner has chosen them to be readable, and of them none that
+vanishes on a light or on a dark background. Every renderer of the chat takes its styles from here.
 """
 
 from __future__ import annotations
