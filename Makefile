@@ -2,6 +2,7 @@
 
 VENV ?= .venv
 BIN := $(VENV)/bin
+RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
 # More arguments for pytest, as in `make test ARGS="-k cli -x"`.
 ARGS ?=
@@ -12,22 +13,29 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 	if $$p -c '$(FITS)' >/dev/null 2>&1; then echo $$p; break; fi; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help env test test-slow lint types wheel-check constraints clean
+.PHONY: help env demo test test-slow lint types wheel-check constraints clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 env: $(STAMP) ## make .venv with everything at the tested versions
 
-$(STAMP): pyproject.toml constraints.txt
+$(RUNTIME): pyproject.toml constraints.txt
 	@if [ -z "$(PYTHON)" ]; then \
 		echo "error: no Python from 3.11 to 3.13 with venv and pip was found" >&2; \
 		echo "hint: install one (on Debian and Ubuntu python3-venv too), or name it: make PYTHON=/path/to/python3.12" >&2; \
 		exit 1; fi
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+$(STAMP): $(RUNTIME)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable . --group dev
 	@touch $@
+
+demo: $(RUNTIME) ## install it and let the demo pair answer, plain and with its drafter
+	$(BIN)/python benchmarks/demo.py
 
 test: $(STAMP) ## run the tests, the slow ones left out
 	$(BIN)/python -m pytest -n auto $(ARGS)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from dflash_mlx import demo
 from dflash_mlx.errors import UserError
 from dflash_mlx.weights_convert.recipe import PLAIN_BITS
 
@@ -108,13 +109,13 @@ def fetch(name: str, revision: str | None) -> Path:
     """One model's folder, downloaded with its card and licence if it is a repository.
 
     Args:
-        name: Folder or repository.
+        name: Folder, repository or `demo`.
         revision: Of the repository; None for its main branch.
 
     Raises:
         UserError: It is not there.
     """
-    if revision is None and os.path.exists(name):
+    if revision is None and name != demo.NAME and os.path.exists(name):
         return Path(name)  # whatever it is: who reads it says what is wrong with it
     from dflash_mlx.hub import Hub
 

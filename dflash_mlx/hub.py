@@ -17,6 +17,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from dflash_mlx import demo
 from dflash_mlx.errors import UserError
 from dflash_mlx.hub_errors import sentences
 
@@ -99,21 +100,20 @@ class Hub:
         """A folder in which config.json is there, and maybe nothing else yet.
 
         Args:
-            name: A local folder, or a repository as `owner/name`.
+            name: A local folder, a repository as `owner/name`, or `demo` for the demo pair's target.
             revision: Branch, tag or commit of a repository; None for its main branch.
 
         Raises:
             UserError: There is no such folder or repository, it has no config.json, it cannot be had from
                 here, or a revision of a local folder was asked for.
         """
+        if name == demo.NAME:
+            _check_no_revision("the demo pair, which comes with the package and", name, revision)
+            return Resolved(demo.target_folder(), demo.NAME)
         if not str(name).strip() or name == Path():
             raise UserError("the name of a model is empty", "give a folder or the name of a repository")
         if _is_local(name):
-            if revision is not None:
-                raise UserError(
-                    f"`{name}` is a local folder, which has no revision `{revision}`",
-                    "leave the revision out, or give the name of a repository",
-                )
+            _check_no_revision("a local folder, which", name, revision)
             return Resolved(Path(name), str(name))
         repository = str(name)
         with sentences(repository, revision, begun=False):
@@ -214,6 +214,14 @@ def resolve(
         >>> resolve("mlx-community/Qwen3.8-27B-4bit").commit  # doctest: +SKIP
     """
     return Hub(listener).resolve(name, revision)
+
+
+def _check_no_revision(what: str, name: str | Path, revision: str | None) -> None:
+    if revision is not None:
+        raise UserError(
+            f"`{name}` is {what} has no revision `{revision}`",
+            "leave the revision out, or give the name of a repository",
+        )
 
 
 def _is_local(name: str | Path) -> bool:

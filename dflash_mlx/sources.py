@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dflash_mlx import demo
 from dflash_mlx.config import load_config
 from dflash_mlx.config_fields import Fields, read_config_json
 from dflash_mlx.errors import UserError
@@ -56,7 +57,7 @@ def look(
 
     Args:
         target: Folder or repository.
-        drafter: Likewise; None for the one that the registry knows.
+        drafter: Likewise; None for the one that the registry knows, or that comes with the demo target.
         plain: No drafter is wanted.
         revision: Of the target's repository; None for its main branch.
         drafter_revision: Of the drafter's, likewise.
@@ -73,7 +74,11 @@ def look(
     if plain:
         return Sources(seen)
     entry = None
-    if drafter is None:
+    if drafter is None and seen.folder == demo.FOLDER / "target":
+        drafter = demo.NAME
+    if drafter == demo.NAME and drafter_revision is None:
+        chosen = Resolved(demo.drafter_folder(), demo.NAME)
+    elif drafter is None:
         entry = _known(seen, config)
         chosen = _first_there(hub, entry, drafter_revision)
     else:

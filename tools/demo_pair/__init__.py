@@ -1,0 +1,1 @@
+"""How the demo pair of dflash-mlx is made: see README.md in this folder."""
