@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .turn import Chat
 
 DEFAULT = "default"  # as an argument: what the model does by itself
+_TEMP = "as in `/temp 0.7`; 0 is greedy"
 
 
 @dataclass(frozen=True)
@@ -156,10 +157,11 @@ def _reasoning(chat: Chat, argument: str) -> Outcome:
 def _temp(chat: Chat, argument: str) -> Outcome:
     if argument:
         try:
-            temperature = float(argument)
+            chat.settings.sampling = replace(chat.settings.sampling, temperature=float(argument))
         except ValueError:
-            raise UserError(f"`{argument}` is not a number", "as in `/temp 0.7`; 0 is greedy") from None
-        chat.settings.sampling = replace(chat.settings.sampling, temperature=temperature)
+            raise UserError(f"`{argument}` is not a number", _TEMP) from None
+        except UserError as problem:
+            raise UserError(problem.message, _TEMP) from problem
     sampling = chat.settings.sampling
     return Outcome(f"temperature {sampling.temperature:g}" + (", greedy" if sampling.greedy else ""))
 
@@ -209,7 +211,7 @@ def _path(argument: str) -> Path:
     try:
         return Path(argument).expanduser()
     except RuntimeError as problem:  # `~somebody` without a home
-        raise UserError(f"`{argument}` names no folder: {problem}", "write the whole path") from problem
+        raise UserError(f"`{argument}` is in nobody's home folder", "write the whole path") from problem
 
 
 def _whole_number(name: str, argument: str) -> int:

@@ -70,7 +70,7 @@ def traceback() -> None:
 def working(text: str) -> Iterator[None]:
     """Say on a terminal that something is going on; elsewhere say nothing."""
     console = _stderr()
-    if not console.is_terminal:
+    if not _paintable(console):
         yield
         return
     with console.status(text, spinner="dots"):
@@ -88,7 +88,7 @@ class Meter(Protocol):
 def progress() -> Iterator[Meter]:
     """A bar with the time left, on a terminal; elsewhere nothing."""
     console = _stderr()
-    if not console.is_terminal:
+    if not _paintable(console):
         yield lambda text, done, total, unit="": None
         return
     from rich.filesize import decimal
@@ -124,7 +124,7 @@ Counter = Callable[[int, int, str], None]  # how many are done, of how many, and
 def counting(text: str) -> Iterator[Counter]:
     """A bar of things that are counted, with a changing text, on a terminal; elsewhere nothing."""
     console = _stderr()
-    if not console.is_terminal:
+    if not _paintable(console):
         yield lambda done, total, said: None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -140,7 +140,7 @@ def counting(text: str) -> Iterator[Counter]:
 
 def live() -> bool:
     """True if what is written to stderr can be taken back: a terminal."""
-    return _stderr().is_terminal
+    return _paintable(_stderr())
 
 
 def painted() -> bool:
@@ -207,6 +207,11 @@ def flush_or_forget() -> bool:
     except OSError:
         return False
     return True
+
+
+def _paintable(console: Console) -> bool:
+    """A terminal whose owner does not want plain lines: moving the cursor takes control codes too."""
+    return console.is_terminal and not console.is_dumb_terminal and not os.environ.get("NO_COLOR")
 
 
 def _stderr() -> Console:

@@ -1,0 +1,129 @@
+"""The program in a real pseudo-terminal, with an emulator that tells what is on the screen."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pexpect
+import pyte
+
+PATIENCE = 120  # seconds; a slow machine is no failure
+_NEW_PROMPT = "\x1b[?2004h"  # the line editor asks for bracketed pastes when it begins to read
+
+
+class Terminal:
+    """`dflash-mlx ARGUMENT...` on a terminal.
+
+    Args:
+        arguments: Of the program.
+        state: Where it keeps what is to stay between runs.
+        columns: Of the terminal, as are `rows`.
+        environment: More variables.
+    """
+
+    def __init__(
+        self,
+        arguments: list[str],
+        state: Path,
+        *,
+        columns: int = 80,
+        rows: int = 24,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS")}
+        self.raw = ""
+        self._screen = pyte.HistoryScreen(columns, rows, history=100_000)
+        self._stream = pyte.Stream(self._screen)
+        self._child = pexpect.spawn(
+            sys.executable,
+            ["-m", "dflash_mlx.cli", *arguments],
+            env={  # the emulator answers no questions for the cursor's position
+                **kept,
+                "TERM": "xterm-256color",
+                "PROMPT_TOOLKIT_NO_CPR": "1",
+                "XDG_STATE_HOME": str(state),
+                "HOME": str(state),
+                **(environment or {}),
+            },
+            dimensions=(rows, columns),
+            encoding="utf-8",
+            echo=False,
+        )
+
+    @property
+    def text(self) -> str:
+        """All that was written, what has scrolled away included; lines without spaces at their end."""
+        above = [
+            "".join(line[x].data for x in range(self._screen.columns)) for line in self._screen.history.top
+        ]
+        return "\n".join(line.rstrip() for line in [*above, *self._screen.display])
+
+    @property
+    def shown(self) -> list[str]:
+        """The rows of the screen."""
+        return [line.rstrip() for line in self._screen.display]
+
+    def wait(self, condition: Callable[[], bool], what: str) -> None:
+        """Until something is so."""
+        end = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < end, f"{what} did not come:\n{self.text}"
+            self._read()
+
+    def wait_for(self, text: str) -> None:
+        """Until a text is somewhere."""
+        self.wait(lambda: text in self.text, f"`{text}`")
+
+    def wait_prompt(self, number: int) -> None:
+        """Until the program asks for its `number`-th line."""
+        self.wait(lambda: self.prompts >= number and self._at_prompt(), f"prompt {number}")
+
+    @property
+    def prompts(self) -> int:
+        """How many lines were asked for."""
+        return self.raw.count(_NEW_PROMPT)
+
+    def send(self, keys: str) -> None:
+        """Press keys."""
+        self._child.send(keys)
+
+    def say(self, line: str) -> str:
+        """Type a line, wait for the next prompt; what came on the screen meanwhile."""
+        number = self.prompts
+        self.send(f"{line}\r")
+        self.wait_prompt(number + 1)
+        return self.text.rpartition(f"> {line}")[2]
+
+    def interrupt(self) -> None:
+        """Ctrl-C."""
+        self._child.sendintr()
+
+    def resize(self, columns: int, rows: int) -> None:
+        """The window gets another size."""
+        self._screen.resize(rows, columns)
+        self._child.setwinsize(rows, columns)
+
+    def end(self) -> int:
+        """Wait for the program's end; its exit code."""
+        self.wait(lambda: self._child.flag_eof, "the end")
+        self._child.close()
+        assert self._child.exitstatus is not None, self._child.signalstatus
+        return self._child.exitstatus
+
+    def _at_prompt(self) -> bool:
+        row = self._screen.display[self._screen.cursor.y].rstrip()
+        return row == ">" and self._screen.cursor.x == 2
+
+    def _read(self) -> None:
+        try:
+            data = self._child.read_nonblocking(1 << 16, timeout=0.2)
+        except pexpect.TIMEOUT:
+            return
+        except pexpect.EOF:
+            return
+        self.raw += data
+        self._stream.feed(data)
