@@ -45,18 +45,6 @@ def broken(text: Text, width: int) -> list[Text]:
     return lines
 
 
-def folded(text: Text, width: int) -> list[Text]:
-    """Cut wherever a line is full: for code, whose spaces matter."""
-    cuts: list[int] = []
-    used = 0
-    for start, _, cells in _clusters(text.plain):
-        if used and used + cells > width:
-            cuts.append(start)
-            used = 0
-        used += cells
-    return list(text.divide(cuts)) if cuts else [text]
-
-
 def _cuts(plain: str, width: int) -> list[int]:
     """Offsets at which lines begin, but the first."""
     cuts: list[int] = []

@@ -7,8 +7,9 @@ from typing import Self
 from rich.syntax import Syntax, SyntaxTheme
 from rich.text import Text
 
-LEAST_LINES = 12  # read again for every line
-MOST_LINES = 60  # likewise, where no line begins anew
+LEAST_LINES = 12  # that a lexer reads again for every line
+MOST_LINES = 24  # likewise, where no line begins a statement
+LONGEST = 60  # likewise, inside of a long string, or where languages lie in each other
 
 
 class Highlighter:
@@ -27,12 +28,13 @@ class Highlighter:
         self._theme = code_theme
         self._lexer = Syntax("", language).lexer if language else None
         self._lines: list[str] = []
-        self._fresh = 0  # a line that a lexer could begin with
+        self._anew: list[bool] = []  # that line begins outside of strings and comments
+        self._nested = False  # markup, which has other languages in it
 
     def copy(self) -> Self:
         """For lines that are not final."""
         other = type(self).__new__(type(self))
-        other.__dict__.update(self.__dict__, _lines=list(self._lines))
+        other.__dict__.update(self.__dict__, _lines=list(self._lines), _anew=list(self._anew))
         return other
 
     def line(self, code: str) -> Text:
@@ -47,20 +49,25 @@ class Highlighter:
             for index, part in enumerate(value.split("\n")):
                 if index:
                     number += 1
-                    anew = "String" not in kind and "Comment" not in kind if number == last else anew
+                    anew = not {"String", "Comment"} & set(kind) if number == last else anew
                 if number == last and part:
                     text.append(part, self._theme.get_style_for_token(kind))
-        self._forget(anew and bool(code[:1].strip()))
+            self._nested = self._nested or "Tag" in set(kind)
+        self._anew.append(anew)
+        self._forget()
         return text if text.plain == code else Text(code)  # a lexer may leave out what it does not know
 
-    def _forget(self, anew: bool) -> None:
-        """Begin where that is safe and enough lines are left, or somewhere when there are too many."""
+    def _forget(self) -> None:
+        """Begin anew as soon as enough lines are left."""
         count = len(self._lines)
-        if anew:
-            self._fresh = self._fresh or count - 1
-        if self._fresh and count - self._fresh >= LEAST_LINES:
-            del self._lines[: self._fresh]
-            self._fresh = 0
-        elif count > MOST_LINES:
-            del self._lines[: count - LEAST_LINES]
-            self._fresh = 0
+        safe = [number for number in range(count - LEAST_LINES, 0, -1) if self._anew[number]]
+        statements = [number for number in safe if self._lines[number][:1].strip()]
+        if statements:
+            start = statements[0]
+        elif safe and count >= MOST_LINES and not self._nested:
+            start = safe[0]
+        elif count >= LONGEST:
+            start = count - LEAST_LINES
+        else:
+            return
+        del self._lines[:start], self._anew[:start]

@@ -137,7 +137,7 @@ class Code(Leaf):
         held, self._held = self._held, 0
         indent = min(self._indent, len(text) - len(text.lstrip(" ")))
         code = text[indent:].expandtabs(4)
-        return [*(Text() for _ in range(held)), *grid.folded(self._highlighter.line(code), width)]
+        return [*(Text() for _ in range(held)), *grid.broken(self._highlighter.line(code), width)]
 
     def finish(self, width: int, *, guess: bool = False) -> list[Text]:
         """The rule below a fenced block."""

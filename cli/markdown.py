@@ -148,7 +148,8 @@ class _Blocks:
         self._leaf: Leaf | None = None
         self._lines: list[Text] = []
         self._any = False  # something was written
-        self._blank = False  # an empty line stands before what comes
+        self._apart = False  # the last line is an empty one between blocks
+        self._blank = False  # there has to be one before what comes
 
     def copy(self) -> Self:
         other = type(self).__new__(type(self))
@@ -277,6 +278,9 @@ class _Blocks:
         indent = len(rest) - len(rest.lstrip(" "))
         if isinstance(self._leaf, Table):
             if self._leaf.accepts(text):
+                if not self._leaf.certain:
+                    self._blank = not (self._containers or self._apart)
+                    self._separate(0)
                 self._write(self._leaf.add(text, self._room()))
                 return
             self._end_leaf()
@@ -333,7 +337,8 @@ class _Blocks:
         if leaf is None:
             return
         self._write(leaf.finish(self._room(), guess=guess))
-        self._blank = isinstance(leaf, Code | Table) and not self._containers
+        wide = isinstance(leaf, Code) or (isinstance(leaf, Table) and leaf.certain)
+        self._blank = wide and not self._containers
 
     # ---- lines ----
 
@@ -341,6 +346,7 @@ class _Blocks:
         """An empty line, in the quotes that go on."""
         if self._blank and self._any:
             self._lines.append(self._prefix(self._containers[:kept], blank=True))
+            self._apart = True
         self._blank = False
 
     def _write(self, lines: Sequence[Text]) -> None:
@@ -350,7 +356,7 @@ class _Blocks:
             self._lines.append(whole)
             if not all(one.shown for one in self._containers):
                 self._containers = [replace(one, shown=True) for one in self._containers]
-            self._any = True
+            self._any, self._apart = True, False
 
     def _room(self) -> int:
         return max(2, self.width - self._prefix(self._containers).cell_len)
