@@ -11,7 +11,7 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Self
 
@@ -32,6 +32,9 @@ _ERASE_LINE, _ERASE_BELOW = "\x1b[K", "\x1b[J"
 class Screen:
     """Shows a reply as it comes. A context manager; outside of it the terminal is as it was.
 
+    The cursor has to stand at the beginning of an empty line, and only this may write to the terminal: see
+    `quiet_keys`.
+
     Args:
         write: Text to the terminal, at once.
         size: Columns and rows of the terminal, asked before every frame.
@@ -39,7 +42,7 @@ class Screen:
         clock: Seconds, monotonic.
 
     Example:
-        with Screen(console.write, shutil.get_terminal_size) as screen:
+        with quiet_keys(), Screen(console.write, shutil.get_terminal_size) as screen:
             for text in reply:
                 lines = markdown.feed(text, screen.columns)
                 screen.update(lines, lambda columns: [*markdown.tail(columns), readout(state, columns)])
@@ -59,7 +62,6 @@ class Screen:
         self._painted = float("-inf")
         self._finished: list[Text] = []  # not yet in the scrollback
         self._live: Live = ()
-        self._exits = ExitStack()
         self._open = False
 
     @property
@@ -68,8 +70,6 @@ class Screen:
         return max(1, self._size()[0])
 
     def __enter__(self) -> Self:
-        self._exits.enter_context(quiet_keys())
-        self._exits.callback(self._write, _WRAP + _SHOW)
         self._open = True
         self._write(_HIDE)
         return self
@@ -106,13 +106,17 @@ class Screen:
         self._open = False
         self._finished += last_lines
         self._live = ()
-        with self._exits:
+        try:
             self._paint((), *self._size())
+        finally:
+            self._write(_WRAP + _SHOW)
 
     def _paint(self, live: Lines, columns: int, rows: int) -> None:
         """One frame, one write. Lines are erased first: behind a full one, erasing takes its last cell."""
         finished, self._finished = self._finished, []
-        above = "".join(f"{_ERASE_LINE}{ansi(line)}\r\n" for line in finished)
+        # One that was made for a wider terminal takes several rows.
+        erase = [_ERASE_BELOW if line.cell_len > columns else _ERASE_LINE for line in finished]
+        above = "".join(f"{first}{ansi(line)}\r\n" for first, line in zip(erase, finished, strict=True))
         shown = [ansi(_cropped(line, columns)) for line in live[-rows:]]
         below = "\r\n".join(_ERASE_LINE + line for line in shown[:-1])
         below += ("\r\n" if shown[:-1] else "") + _ERASE_BELOW + "".join(shown[-1:])
