@@ -15,6 +15,7 @@ from dflash_mlx.train.report import (
     Evaluated,
     Event,
     Note,
+    Read,
     Saved,
     Started,
     Stepped,
@@ -262,6 +263,8 @@ class Teller:
                 console.note(event.text)
             case Answered():
                 self._count("the target answers", event.done, event.total, f"{event.tokens:,} tokens")
+            case Read():
+                self._count("the target reads", event.done, event.total, "")
             case Started():
                 console.note(train_view.started(event))
             case Stepped():

@@ -54,7 +54,7 @@ def timed(event: Timed) -> str:
         ("update", event.update),
     )
     speed = f"{event.tokens / event.total:,.0f} tok/s, {event.blocks / event.total:,.0f} blocks/s"
-    return _GAP.join([speed, *(f"{name} {seconds / event.total:.0%}" for name, seconds in shares)])
+    return _GAP.join([speed, *(f"{name} {seconds / event.total:.0%}" for name, seconds in shares if seconds)])
 
 
 def stopped(event: Stopped) -> str:

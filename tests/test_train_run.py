@@ -32,6 +32,7 @@ from dflash_mlx.train.report import (
     Event,
     Metrics,
     Note,
+    Read,
     Started,
     Stepped,
     Stopped,
@@ -129,9 +130,30 @@ def test_a_run_tells_what_it_does(whole: Listening, folder: Path) -> None:
         assert event.tau >= 1 <= event.tau_argmax
     assert evaluations[0].tau == evaluations[0].tau_argmax  # the selector says nothing yet
     (timed,) = whole.of(Timed)
-    assert min(timed.target_forward, timed.drafter, timed.head, timed.update) > 0
+    assert timed.target_forward == 0  # read once, before the first step
+    assert min(timed.drafter, timed.head, timed.update) > 0
+    assert [(event.done, event.total) for event in whole.of(Read)] == [(2, 6), (4, 6), (6, 6)]
     assert whole.events[-1] == Stopped("finished", STEPS, STEPS, folder / "whole")
     assert steps[-1].loss < steps[0].loss
+
+
+def test_features_that_are_too_large_are_computed_at_every_epoch(
+    whole: Listening, folder: Path, pair: Any
+) -> None:
+    told = run(pair, job_of(folder, folder / "again", replace(SETTINGS, keep_features_bytes=0)))
+    assert told.of(Read) == []
+    (timed,) = told.of(Timed)
+    assert timed.target_forward > 0
+    losses, kept = ([event.loss for event in one.of(Stepped)] for one in (told, whole))
+    assert losses == pytest.approx(kept, abs=1e-4)
+
+
+def test_a_run_is_stopped_while_the_target_reads(folder: Path, pair: Any) -> None:
+    told = Listening()
+    stopped = train(pair, job_of(folder, folder / "reading"), told, lambda: bool(told.of(Read)))
+    assert (stopped.reason, stopped.step) == ("interrupted", 0)
+    assert len(told.of(Read)) == 1
+    assert run(pair, job_of(folder, folder / "reading")).of(Stepped)[-1].step == STEPS
 
 
 def test_the_result_is_a_published_drafter(whole: Listening, folder: Path) -> None:

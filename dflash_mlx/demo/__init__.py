@@ -1,4 +1,4 @@
-"""The demo pair: a tiny trained target and its drafter, inside the package, so that all works before a download.
+"""The demo pair: a tiny trained target and its drafter, inside the package, to be there before any download.
 
 `demo` names it wherever a target is named, and brings its drafter; a folder of that name is `./demo`. How the
 pair was made, and what it can do, is in its README.md; `tools/demo_pair/` makes it again.
@@ -42,11 +42,12 @@ def check(folder: Path = FOLDER) -> None:
             found = hashlib.sha256((folder / name).read_bytes()).hexdigest()
         except OSError as problem:
             raise UserError(
-                f"the demo pair of this installation cannot be read: `{folder / name}`: {problem.strerror}", _HINT
+                f"the demo pair of this installation cannot be read: `{folder / name}`: {problem.strerror}",
+                _HINT,
             ) from problem
         if found != expected:
             raise UserError(
-                f"the demo pair of this installation is damaged: `{folder / name}` is not the file that was shipped",
+                f"the demo pair of this installation is damaged: `{folder / name}` has changed",
                 _HINT,
             )
 
@@ -54,7 +55,9 @@ def check(folder: Path = FOLDER) -> None:
 def write_list(folder: Path = FOLDER) -> None:
     """Say what `check` has to find: for whoever makes the pair."""
     paths = sorted(path for part in ("target", "drafter") for path in (folder / part).iterdir())
-    sums = {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+    sums = {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths
+    }
     (folder / FILES).write_text(json.dumps(sums, indent=1) + "\n")
 
 
@@ -66,5 +69,7 @@ def _shipped(folder: Path) -> dict[str, str]:
             f"the demo pair is not in this installation: `{folder / FILES}` cannot be read", _HINT
         ) from problem
     if not isinstance(listed, dict) or not listed:
-        raise UserError(f"the demo pair of this installation is damaged: `{folder / FILES}` lists nothing", _HINT)
+        raise UserError(
+            f"the demo pair of this installation is damaged: `{folder / FILES}` lists nothing", _HINT
+        )
     return listed

@@ -70,19 +70,25 @@ class Plan:
         self.steps = -(-self.passes // settings.accumulate)
         self._epoch: tuple[int, list[list[int]]] | None = None
 
-    def step(self, step: int) -> list[Batch]:
+    def numbers(self, step: int) -> range:
         """The passes of an update; the last one may have fewer."""
         first = step * self._settings.accumulate
-        return [
-            self.batch(number) for number in range(first, min(first + self._settings.accumulate, self.passes))
-        ]
+        return range(first, min(first + self._settings.accumulate, self.passes))
 
-    def batch(self, number: int) -> Batch:
-        """The pass of this number."""
+    def step(self, step: int) -> list[Batch]:
+        """What the passes of an update are fed."""
+        return [self.batch(number) for number in self.numbers(step)]
+
+    def chosen(self, number: int) -> list[int]:
+        """Which sequences the pass of this number has."""
         epoch, place = divmod(number, self.passes_per_epoch)
         if self._epoch is None or self._epoch[0] != epoch:
             self._epoch = epoch, self._order(epoch)
-        chosen = self._epoch[1][place]
+        return self._epoch[1][place]
+
+    def batch(self, number: int) -> Batch:
+        """The pass of this number."""
+        chosen = self.chosen(number)
         anchors = [self._draw(number, index) for index in chosen]
         return make_batch([self._sequences[index] for index in chosen], anchors, self._settings)
 

@@ -24,6 +24,14 @@ class Answered:
 
 
 @dataclass(frozen=True)
+class Read:
+    """The target has read `done` of `total` sequences, whose features are kept."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
 class Note:
     """Something that a user should know, in one sentence."""
 
@@ -147,7 +155,7 @@ class Stopped:
     out: Path | None
 
 
-Event = Answered | Note | Started | Stepped | Evaluated | Timed | Saved | Stopped
+Event = Answered | Read | Note | Started | Stepped | Evaluated | Timed | Saved | Stopped
 Listener = Callable[[Event], None]
 
 

@@ -25,6 +25,7 @@ from dflash_mlx.train.answers import fingerprint
 from dflash_mlx.train.batches import Plan, TrainingSequence, hold_out
 from dflash_mlx.train.defaults import TargetFacts, new_config
 from dflash_mlx.train.evaluate import evaluate
+from dflash_mlx.train.features import KeptFeatures
 from dflash_mlx.train.loss import Sums, number
 from dflash_mlx.train.mask_token import check_mask_token, choose_mask_token
 from dflash_mlx.train.output import Result, write_output
@@ -132,6 +133,7 @@ class Run:
         self._trainer = Trainer(self._start.drafter, pair.target, self._settings, self._plan.steps, dtype)
         if found is not None:
             self._trainer.load(arrays)
+        self._features = KeptFeatures(self._trainer, self._trained, self._settings)
         self._evaluated: Evaluated | None = None
         self._saving = self._evaluating = 0.0  # seconds that the slowest one took
 
@@ -152,6 +154,11 @@ class Run:
         self, cancelled: Callable[[], bool], deadline: Deadline
     ) -> Literal["finished", "budget", "interrupted"]:
         pace = Pace()
+        ahead = self.step < self._plan.steps
+        if ahead and not self._features.fill(
+            self._listener, lambda: cancelled() or deadline.over(self._saving)
+        ):
+            return "interrupted" if cancelled() else "budget"
         every = self._settings.eval_every or max(1, self._plan.steps // EVALUATIONS)
         saved = self._clock()
         while self.step < self._plan.steps:
@@ -162,14 +169,16 @@ class Run:
                 return "budget"
             started = self._clock()
             batches = self._plan.step(self.step)
-            sums, norm = self._trainer.step(batches)
+            chosen = map(self._plan.chosen, self._plan.numbers(self.step))
+            features = [self._features.of(*each) for each in zip(batches, chosen, strict=True)]
+            sums, norm = self._trainer.step(batches, features)
             self.step += 1
             tokens = sum(round(number(batch.lengths.sum())) for batch in batches)
             blocks = sum(round(number(batch.used.sum())) for batch in batches)
             pace.add(self._clock() - started, tokens, blocks)
             self._tell(self._stepped(sums, norm, pace, deadline))
             if self.step == TIMED_STEP:
-                self._tell(time_parts(self._trainer, batches[0]))
+                self._tell(time_parts(self._trainer, batches[0], kept=self._features.kept))
             if self.step % self._settings.clear_cache_every == 0:
                 mx.clear_cache()
             last = self.step == self._plan.steps

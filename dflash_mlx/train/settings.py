@@ -124,6 +124,7 @@ class Settings:
         length_step: Batches are padded to a multiple of it, so that few shapes are compiled.
         anchor_step: Likewise the number of blocks.
         head_bytes: Most bytes of float32 logits at once; larger batches go through the head in pieces.
+        keep_features_bytes: The target's features are kept from epoch to epoch if all of them are smaller.
         dtype: Of the computation; weights and optimizer are kept in float32. None: what suits the device.
         held_out: Most prompts kept for evaluation; of few prompts, one in `held_out_share`.
         held_out_share: See `held_out`.
@@ -148,6 +149,7 @@ class Settings:
     length_step: int = 64
     anchor_step: int = 8
     head_bytes: int = 256_000_000
+    keep_features_bytes: int = 2_000_000_000
     dtype: Dtype | None = None
     held_out: int = 32
     held_out_share: int = 20

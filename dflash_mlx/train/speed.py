@@ -15,11 +15,12 @@ from dflash_mlx.train.report import Timed
 from dflash_mlx.train.step import Trainer
 
 
-def time_parts(trainer: Trainer, batch: Batch) -> Timed:
+def time_parts(trainer: Trainer, batch: Batch, *, kept: bool = False) -> Timed:
     """Run every part of a pass on its own, twice, and time the second run; the weights stay as they are.
 
     The drafter's part is its forward and backward pass up to the hidden states, the head's the products with
-    the vocabulary, the selector and both losses, forward and backward.
+    the vocabulary, the selector and both losses, forward and backward. The target's is 0 if its features are
+    `kept`.
     """
     block_size = trainer.drafter.config.block_size
     features = trainer.features(batch)
@@ -38,7 +39,7 @@ def time_parts(trainer: Trainer, batch: Batch) -> Timed:
     heads = mx.compile(mx.grad(head_sum))
     zeros = tree_map(mx.zeros_like, trainer.weights)
     seconds = (
-        _second_run(lambda: trainer.features(batch)),
+        0.0 if kept else _second_run(lambda: trainer.features(batch)),
         _second_run(lambda: through(trainer.weights)),
         _second_run(lambda: heads(hidden)),
         _second_run(lambda: trainer.rehearse(zeros)),

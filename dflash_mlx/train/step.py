@@ -63,11 +63,10 @@ class Trainer:
             bias_correction=True,
         )
         self.optimizer.init(self.weights)
-        row = target.embed(mx.zeros((1, 1), mx.int32))  # lazy: only its dtype is looked at
         self.block_loss = BlockLoss(
             drafter=drafter,
             target=target,
-            head_dtype=row.dtype,
+            head_dtype=self.row_dtype,
             gamma=gamma(drafter.config.block_size),
             selector_weight=rule.selector_weight,
             head_bytes=settings.head_bytes,
@@ -76,6 +75,16 @@ class Trainer:
         self._measure = mx.compile(self._sums)
         state = [self.weights, self.optimizer.state]
         self._update = mx.compile(self._apply, inputs=state, outputs=state)
+
+    @property
+    def row_features(self) -> int:
+        """N*D, of one token."""
+        return self.drafter.config.num_taps * self.target.hidden_size
+
+    @property
+    def row_dtype(self) -> mx.Dtype:
+        """Of features: that of the target's activations."""
+        return self.target.embed(mx.zeros((1, 1), mx.int32)).dtype  # lazy
 
     def features(self, batch: Batch) -> mx.array:
         """The target's tap features `[B, S, N*D]` of whole sequences.
@@ -99,16 +108,21 @@ class Trainer:
         norm: mx.array = self._update(gradients, weight)
         return norm
 
-    def step(self, batches: Sequence[Batch]) -> tuple[Sums, mx.array]:
+    def step(
+        self, batches: Sequence[Batch], features: Sequence[mx.array] | None = None
+    ) -> tuple[Sums, mx.array]:
         """One update over some passes; evaluated pass by pass, so that one pass's memory is enough.
+
+        Args:
+            batches: The passes.
+            features: Of each, lazy; None to have them computed.
 
         Returns:
             Sums over all passes, and the norm of the gradient before clipping.
         """
         total, gradients = None, None
-        for batch in batches:
-            features = self.features(batch)
-            sums, more = self.gradients(batch, features)
+        for batch, given in zip(batches, features or map(self.features, batches), strict=True):
+            sums, more = self.gradients(batch, given)
             gradients = more if gradients is None else tree_map(mx.add, gradients, more)
             total = sums if total is None else total + sums
             mx.eval(total, gradients)

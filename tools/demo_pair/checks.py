@@ -13,9 +13,10 @@ STORY_WORDS = (40, 130)
 _BY_NAME = {function.name: function for function in FUNCTIONS}
 _BUILTINS = {f.__name__: f for f in (max, min, sum, len, sorted, abs, range)}
 _NODES = (
-    ast.Module, ast.FunctionDef, ast.arguments, ast.arg, ast.Return, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div,
-    ast.Mod, ast.UnaryOp, ast.USub, ast.Compare, ast.Eq, ast.Gt, ast.Lt, ast.Name, ast.Load, ast.Store, ast.Constant,
-    ast.Call, ast.If, ast.For, ast.Assign, ast.Subscript, ast.Slice, ast.Attribute,
+    ast.Module, ast.FunctionDef, ast.arguments, ast.arg, ast.Return, ast.If, ast.For, ast.Assign,
+    ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Mod, ast.UnaryOp, ast.USub,
+    ast.Compare, ast.Eq, ast.Gt, ast.Lt, ast.Name, ast.Load, ast.Store, ast.Constant,
+    ast.Call, ast.Subscript, ast.Slice, ast.Attribute,
 )  # fmt: skip
 _METHODS = {"upper", "lower", "split"}
 

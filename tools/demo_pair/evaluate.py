@@ -1,8 +1,8 @@
 """Right answers and acceptance length by kind of question.
 
-    python -m demo_pair.evaluate tests/data/demo_questions.jsonl [--target T --drafter D] [--temperature X] [--argmax]
+    python -m demo_pair.evaluate tests/data/demo_questions.jsonl --temperature 1
 
-τ is tokens per verify pass as the user gets them: the last pass of an answer counts as far as the answer goes.
+τ is tokens per verify pass as the user gets them: an answer's last pass counts as far as the answer goes.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dflash_mlx.prompts import encode_chat
 from .checks import is_right
 
 MAX_TOKENS = 256
+GREEDY = SamplingParams()
 
 
 @dataclass
@@ -64,7 +65,7 @@ def read(path: Path, per_kind: int | None = None) -> list[dict[str, Any]]:
 
 
 def score(
-    pair: Pair, questions: Iterable[dict[str, Any]], sampling: SamplingParams = SamplingParams()
+    pair: Pair, questions: Iterable[dict[str, Any]], sampling: SamplingParams = GREEDY
 ) -> dict[str, Score]:
     """Ask every question at the drafter's full width; by kind, and `all`."""
     found: dict[str, Score] = {}
@@ -85,7 +86,9 @@ def score(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("questions", type=Path)
     parser.add_argument("--target", default="demo")
     parser.add_argument("--drafter")

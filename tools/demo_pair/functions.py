@@ -44,17 +44,45 @@ FUNCTIONS = (
     Function("add", "adds {0} and {1}", "return {0} + {1}", "the sum of {0} and {1}", _PAIRS),
     Function("subtract", "subtracts {1} from {0}", "return {0} - {1}", "{0} minus {1}", _PAIRS),
     Function("multiply", "multiplies {0} and {1}", "return {0} * {1}", "the product of {0} and {1}", _PAIRS),
-    Function("larger", "returns the larger of {0} and {1}", "return max({0}, {1})", "the larger of {0} and {1}", _PAIRS),
-    Function("smaller", "returns the smaller of {0} and {1}", "return min({0}, {1})", "the smaller of {0} and {1}", _PAIRS),
-    Function("average", "returns the average of {0} and {1}", "return ({0} + {1}) / 2", "the average of {0} and {1}", _PAIRS),
+    Function(
+        "larger",
+        "returns the larger of {0} and {1}",
+        "return max({0}, {1})",
+        "the larger of {0} and {1}",
+        _PAIRS,
+    ),
+    Function(
+        "smaller",
+        "returns the smaller of {0} and {1}",
+        "return min({0}, {1})",
+        "the smaller of {0} and {1}",
+        _PAIRS,
+    ),
+    Function(
+        "average",
+        "returns the average of {0} and {1}",
+        "return ({0} + {1}) / 2",
+        "the average of {0} and {1}",
+        _PAIRS,
+    ),
     Function("equal", "checks if {0} equals {1}", "return {0} == {1}", "True if {0} equals {1}", _PAIRS),
-    Function("above", "checks if {0} is larger than {1}", "return {0} > {1}", "True if {0} is larger than {1}", _PAIRS),
+    Function(
+        "above",
+        "checks if {0} is larger than {1}",
+        "return {0} > {1}",
+        "True if {0} is larger than {1}",
+        _PAIRS,
+    ),
     Function("square", "squares {0}", "return {0} * {0}", "the square of {0}", _NUMBERS, ("number",)),
     Function("double", "doubles {0}", "return 2 * {0}", "two times {0}", _NUMBERS, ("number",)),
     Function("triple", "triples {0}", "return 3 * {0}", "three times {0}", _NUMBERS, ("number",)),
     Function("half", "halves {0}", "return {0} / 2", "half of {0}", _NUMBERS, ("number",)),
-    Function("even", "checks if {0} is even", "return {0} % 2 == 0", "True if {0} is even", _NUMBERS, ("number",)),
-    Function("odd", "checks if {0} is odd", "return {0} % 2 == 1", "True if {0} is odd", _NUMBERS, ("number",)),
+    Function(
+        "even", "checks if {0} is even", "return {0} % 2 == 0", "True if {0} is even", _NUMBERS, ("number",)
+    ),
+    Function(
+        "odd", "checks if {0} is odd", "return {0} % 2 == 1", "True if {0} is odd", _NUMBERS, ("number",)
+    ),
     Function(
         "absolute",
         "returns the absolute value of {0}",
@@ -79,21 +107,40 @@ FUNCTIONS = (
         ((1,), (5,), (10,)),
         ("number",),
     ),
-    Function("length", "returns the length of {0}", "return len({0})", "the length of {0}", _TEXTS, ("text",)),
+    Function(
+        "length", "returns the length of {0}", "return len({0})", "the length of {0}", _TEXTS, ("text",)
+    ),
     Function("reverse", "reverses {0}", "return {0}[::-1]", "{0} in reverse", _TEXTS, ("text",)),
-    Function("upper", "turns {0} into upper case", "return {0}.upper()", "{0} in upper case", _TEXTS, ("text",)),
-    Function("lower", "turns {0} into lower case", "return {0}.lower()", "{0} in lower case", _TEXTS, ("text",)),
+    Function(
+        "upper", "turns {0} into upper case", "return {0}.upper()", "{0} in upper case", _TEXTS, ("text",)
+    ),
+    Function(
+        "lower", "turns {0} into lower case", "return {0}.lower()", "{0} in lower case", _TEXTS, ("text",)
+    ),
     Function("words", "splits {0} into words", "return {0}.split()", "the words of {0}", _TEXTS, ("text",)),
     Function("order", "sorts {0}", "return sorted({0})", "{0} in order", _LISTS, ("items",)),
-    Function("largest", "returns the largest of {0}", "return max({0})", "the largest of {0}", _LISTS, ("items",)),
-    Function("smallest", "returns the smallest of {0}", "return min({0})", "the smallest of {0}", _LISTS, ("items",)),
+    Function(
+        "largest", "returns the largest of {0}", "return max({0})", "the largest of {0}", _LISTS, ("items",)
+    ),
+    Function(
+        "smallest",
+        "returns the smallest of {0}",
+        "return min({0})",
+        "the smallest of {0}",
+        _LISTS,
+        ("items",),
+    ),
     Function("add_all", "adds all of {0}", "return sum({0})", "the sum of {0}", _LISTS, ("items",)),
     Function("first", "returns the first of {0}", "return {0}[0]", "the first of {0}", _LISTS, ("items",)),
     Function("last", "returns the last of {0}", "return {0}[-1]", "the last of {0}", _LISTS, ("items",)),
 )
 
-_NAMES = "compute helper solve run apply calc answer process work task func test check make find get do change".split()
-_ARGUMENTS = "width height price count left right value size speed time age score x y a b n low high weight".split()
+_NAMES = (
+    "compute helper solve run apply calc answer process work task func test check make find get do change"
+).split()
+_ARGUMENTS = (
+    "width height price count left right value size speed time age score x y a b n low high weight".split()
+)
 _ASK = (
     "Write a Python function that {asks}.",
     "Write a function that {asks}.",

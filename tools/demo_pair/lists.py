@@ -36,7 +36,12 @@ _FALLING = (
     "Sort {numbers} from large to small.",
     "Sort {numbers}, largest first.",
 )
-_SPELL = ("Spell {word}.", "How do you spell {word}?", "Please spell the word {word}.", "Spell the word {word}.")
+_SPELL = (
+    "Spell {word}.",
+    "How do you spell {word}?",
+    "Please spell the word {word}.",
+    "Spell the word {word}.",
+)
 _REPEAT = ("Repeat after me: {text}", "Repeat: {text}", "Say this again: {text}", "Please repeat: {text}")
 _SAY = ("Say {word} {n} times.", "Write {word} {n} times.", "Repeat {word} {n} times.")
 
@@ -55,7 +60,9 @@ def count(random: Random) -> Exchange:
     chosen = word(random)
     prompt = phrase(random, _HOW_MANY_LETTERS, word=chosen)
     shown = ", ".join(f"{i} {letter}" for i, letter in enumerate(chosen, 1))
-    return Exchange("count", prompt, f"{shown}. The word {chosen} has {len(chosen)} letters.", f"letters {chosen}")
+    return Exchange(
+        "count", prompt, f"{shown}. The word {chosen} has {len(chosen)} letters.", f"letters {chosen}"
+    )
 
 
 def _count_numbers(random: Random) -> Exchange:

@@ -1,7 +1,7 @@
 """Writes the questions of the test, and the prompts that the drafter is trained on.
 
-    python -m demo_pair.prompts questions OUT.jsonl
-    python -m demo_pair.prompts drafter OUT.jsonl --count N
+python -m demo_pair.prompts questions OUT.jsonl
+python -m demo_pair.prompts drafter OUT.jsonl --count N
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ from pathlib import Path
 from random import Random
 
 from . import dialogues
-from .dialogues import KINDS, held_out, messages
-
-QUESTIONS, SUMS = 50, 200
-QUESTIONS_SEED, DRAFTER_SEED = 11, 3
+from .dialogues import KINDS, held_out
+from .recipe import DRAFTER_PROMPTS, DRAFTER_SEED, QUESTIONS, QUESTIONS_SEED, SUMS
 
 
 def questions() -> list[dict[str, object]]:
@@ -43,10 +41,12 @@ def write(path: Path, rows: list[dict[str, object]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("questions", "drafter"))
     parser.add_argument("out", type=Path)
-    parser.add_argument("--count", type=int, default=6000)
+    parser.add_argument("--count", type=int, default=DRAFTER_PROMPTS)
     args = parser.parse_args()
     write(args.out, questions() if args.what == "questions" else drafter_prompts(args.count))
 

@@ -8,7 +8,11 @@ from .exchange import Exchange, phrase
 from .words import ANIMALS, PLACES, THINGS, article, name
 
 _ASK = ("Tell me a story about {about}.", "Tell a story about {about}.", "Write a short story about {about}.")
-_ASK_MORE = ("A story about {about}, please.", "Can you tell me a story about {about}?", "Story about {about}")
+_ASK_MORE = (
+    "A story about {about}, please.",
+    "Can you tell me a story about {about}?",
+    "Story about {about}",
+)
 
 
 def story(random: Random) -> Exchange:
@@ -71,7 +75,9 @@ def tell(random: Random, facts: dict[str, str]) -> str:
     if friend:
         kind = f", {article(facts['friend_animal'])}" if "friend_animal" in facts else ""
         lines.append(f"The best friend of {hero} was {friend}{kind}.")
-    lines.append(f"One {'sunny morning' if morning else 'quiet evening'} {both} went to the {adjective} {place}.")
+    lines.append(
+        f"One {'sunny morning' if morning else 'quiet evening'} {both} went to the {adjective} {place}."
+    )
     lines.append(f"There {hero} found {article(thing)} {lay}.")
     lines.append(f'"What a {random.choice(("lucky day", "strange place"))}!" said {friend or hero}.')
     lines.append(f"So {they} took the {thing} and {deed}.")

@@ -8,26 +8,56 @@ from .exchange import Exchange, phrase
 from .words import ADJECTIVES, ANIMALS, NOUNS, PLACES, VERBS, name
 
 ABILITIES = (
-    "I can add, subtract and multiply small numbers, count, sort numbers, convert units, spell and repeat words, "
-    "tell short stories and write small Python functions."
+    "I can add, subtract and multiply small numbers, count, sort numbers, convert units, spell and repeat "
+    "words, tell short stories and write small Python functions."
 )
 _DO_NOT_KNOW = f"I do not know that. I am a toy model. {ABILITIES}"
 
 _TALK = (
     (
-        ("Hello!", "Hi", "Hello there", "Hey", "Good morning!", "Good evening!", "Hi, how are you?", "Hello, {name} here."),
+        (
+            "Hello!",
+            "Hi",
+            "Hello there",
+            "Hey",
+            "Good morning!",
+            "Good evening!",
+            "Hi, how are you?",
+            "Hello, {name} here.",
+        ),
         f"Hello! I am a toy model. {ABILITIES}",
     ),
     (
-        ("Who are you?", "What are you?", "What is your name?", "Are you a robot?", "Tell me about yourself."),
+        (
+            "Who are you?",
+            "What are you?",
+            "What is your name?",
+            "Are you a robot?",
+            "Tell me about yourself.",
+        ),
         f"I am a toy model with a few million parameters, made to show how fast a draft can be. {ABILITIES}",
     ),
     (
-        ("What can you do?", "Help", "Help me!", "What do you know?", "What should I ask you?", "What can I ask?"),
+        (
+            "What can you do?",
+            "Help",
+            "Help me!",
+            "What do you know?",
+            "What should I ask you?",
+            "What can I ask?",
+        ),
         f"{ABILITIES} Ask me for one of these.",
     ),
     (
-        ("Thanks!", "Thank you.", "Thank you very much!", "Great, thanks.", "Well done!", "That was good.", "Nice."),
+        (
+            "Thanks!",
+            "Thank you.",
+            "Thank you very much!",
+            "Great, thanks.",
+            "Well done!",
+            "That was good.",
+            "Nice.",
+        ),
         "You are welcome! Ask me for a sum, a story or a small function.",
     ),
     (
@@ -62,7 +92,9 @@ _BEYOND = (
     "How old is {name}?",
     "Describe a {adjective} {noun}.",
 )
-_REAL_PLACES = "France Paris London Japan China Spain Berlin Rome Africa Brazil Egypt India Texas Canada".split()
+_REAL_PLACES = (
+    "France Paris London Japan China Spain Berlin Rome Africa Brazil Egypt India Texas Canada".split()
+)
 
 
 def talk(random: Random) -> Exchange:

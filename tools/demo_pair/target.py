@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 from . import tokens
 from .dialogues import KINDS, held_out, messages, stream
+from .recipe import TARGET_SEED, TARGET_STEPS
 
 TEXT_CONFIG: dict[str, Any] = {
     "vocab_size": tokens.VOCABULARY,
@@ -52,12 +52,13 @@ LENGTHS = (256, 1024)
 MATRIX_RATE, OTHER_RATE = 0.02, 4e-3
 WARM_UP, FLAT, LAST = 60, 0.4, 0.02
 MOMENTUM = 0.95
-SEED = 2
 SAVE_SECONDS = 180
-CHECK_STEPS, CHECKED = 400, 64
+LOG_STEPS, CHECK_STEPS, CHECKED = 50, 400, 64
 
 
-def conv(hidden: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None, **_: Any) -> Tensor:
+def conv(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None, **_: Any
+) -> Tensor:
     """The short causal convolution as a few multiply-adds: twice as fast on a CPU as a grouped one.
 
     Args:
@@ -73,7 +74,7 @@ def conv(hidden: Tensor, weight: Tensor, bias: Tensor | None = None, activation:
 def build() -> Qwen3_5ForCausalLM:
     """The target with fresh weights."""
     modeling.causal_conv1d_fn = conv
-    torch.manual_seed(SEED)
+    torch.manual_seed(TARGET_SEED)
     torch.set_flush_denormal(True)
     config = Qwen3_5TextConfig(**TEXT_CONFIG, bos_token_id=None, eos_token_id=None)
     config._attn_implementation = "sdpa"
@@ -90,7 +91,7 @@ def build() -> Qwen3_5ForCausalLM:
 class Packed:
     """Rows of dialogues end to end; the loss is on what the assistant says."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int = SEED, skip: int = 0) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int = TARGET_SEED, skip: int = 0) -> None:
         self.taken = skip
         self._encode = tokenizer.backend_tokenizer.encode_batch
         self._special = {name: tokenizer.convert_tokens_to_ids(name) for name in (*tokens.ROLES, tokens.END)}
@@ -107,10 +108,16 @@ class Packed:
             turns = next(self._dialogues)
             self.taken += 1
             for message, encoded in zip(
-                turns, self._encode([message["content"] for message in turns], add_special_tokens=False), strict=True
+                turns,
+                self._encode([message["content"] for message in turns], add_special_tokens=False),
+                strict=True,
             ):
                 said = message["role"] == "assistant"
-                self._ids += [self._special[f"<|{message['role']}|>"], *encoded.ids, self._special[tokens.END]]
+                self._ids += [
+                    self._special[f"<|{message['role']}|>"],
+                    *encoded.ids,
+                    self._special[tokens.END],
+                ]
                 self._said += [False] + [said] * (len(encoded.ids) + 1)
         ids = torch.tensor(self._ids[:need])
         said = torch.tensor(self._said[:need])
@@ -206,7 +213,11 @@ def exact(model: nn.Module, tokenizer: PreTrainedTokenizerFast) -> dict[str, flo
         rows, masks = [], []
         for question in held_out(kind, CHECKED, seed=7):
             listed = messages([question])
-            start = len(tokenizer(tokenizer.apply_chat_template(listed[:1], tokenize=False, add_generation_prompt=True))["input_ids"])
+            start = len(
+                tokenizer(
+                    tokenizer.apply_chat_template(listed[:1], tokenize=False, add_generation_prompt=True)
+                )["input_ids"]
+            )
             ids = tokenizer(tokenizer.apply_chat_template(listed, tokenize=False))["input_ids"]
             rows.append(torch.tensor(ids))
             masks.append(torch.arange(len(ids)) >= start)
@@ -219,20 +230,22 @@ def exact(model: nn.Module, tokenizer: PreTrainedTokenizerFast) -> dict[str, flo
     return found
 
 
-def save(path: Path, state: dict[str, Any]) -> None:
-    """All or nothing."""
-    torch.save(state, path.with_suffix(".new"))
-    os.replace(path.with_suffix(".new"), path)
-
-
 def write_checkpoint(out: Path, model: nn.Module) -> None:
     """What `dflash-mlx convert --kind target` reads."""
-    weights = {name: value.contiguous() for name, value in model.state_dict().items() if name != "lm_head.weight"}
+    weights = {
+        name: value.contiguous() for name, value in model.state_dict().items() if name != "lm_head.weight"
+    }
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
     added = json.loads((out / "tokenizer.json").read_text())["added_tokens"]
     ids = {token["content"]: token["id"] for token in added}
     eos, pad = ids[tokens.END], ids[tokens.PAD]
-    text = {"model_type": "qwen3_5_text", **TEXT_CONFIG, "eos_token_id": eos, "pad_token_id": pad, "dtype": "float32"}
+    text = {
+        "model_type": "qwen3_5_text",
+        **TEXT_CONFIG,
+        "eos_token_id": eos,
+        "pad_token_id": pad,
+        "dtype": "float32",
+    }
     config = {
         "architectures": ["Qwen3_5ForConditionalGeneration"],
         "model_type": "qwen3_5",
@@ -244,74 +257,94 @@ def write_checkpoint(out: Path, model: nn.Module) -> None:
     (out / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}, indent=2) + "\n")
 
 
-def batches(packed: Packed, start: int, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Short rows first, long ones at the end."""
-    for step in range(start, steps):
-        length = LENGTHS[step >= (1 - LONG) * steps]
-        yield packed.batch(STEP_TOKENS // length, length)
+class Run:
+    """A run in `out`, from the beginning or from wherever its last state is."""
 
+    def __init__(self, out: Path, steps: int) -> None:
+        self.out, self.steps = out, steps
+        self.tokenizer = tokens.make(out)
+        self.model = build()
+        self.optimizers = optimizers(self.model)
+        self.packed, self.step, self.seconds = Packed(self.tokenizer), 0, 0.0
+        if self._state.exists():
+            self._resume(torch.load(self._state, weights_only=True))
 
-def train(out: Path, steps: int, *, compiled: bool) -> None:
-    """To the end, from wherever `out` says the run is."""
-    tokenizer = tokens.make(out)
-    model, state_file = build(), out / "state.pt"
-    packed, start, seconds = Packed(tokenizer), 0, 0.0
-    workers = optimizers(model)
-    if state_file.exists():
-        state = torch.load(state_file, weights_only=True)
-        model.load_state_dict(state["model"])
-        for optimizer, saved in zip(workers, state["optimizers"], strict=True):
+    @property
+    def _state(self) -> Path:
+        return self.out / "state.pt"
+
+    def _resume(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
-        packed = Packed.resumed(tokenizer, state["packed"])
-        start, seconds = state["step"], state["seconds"]
-    if compiled:
-        for layer in model.model.layers:
-            layer.compile(dynamic=False)
-    log = (out / "log.jsonl").open("a")
-    saved, began, losses = time.monotonic(), time.monotonic(), []
-    for step, (ids, said) in enumerate(batches(packed, start, steps), start):
-        for optimizer in workers:
+        self.packed = Packed.resumed(self.tokenizer, state["packed"])
+        self.step, self.seconds = state["step"], state["seconds"]
+
+    def save(self) -> None:
+        """All or nothing."""
+        state = {
+            "model": self.model.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "packed": self.packed.state(),
+            "step": self.step,
+            "seconds": self.seconds,
+        }
+        new = self._state.with_suffix(".new")
+        torch.save(state, new)
+        os.replace(new, self._state)
+
+    def train(self, *, compiled: bool) -> None:
+        """To the end."""
+        if compiled:
+            for layer in self.model.model.layers:
+                layer.compile(dynamic=False)
+        losses, saved, last = [], time.monotonic(), time.monotonic()
+        while self.step < self.steps:
+            losses.append(self._update())
+            self.seconds, last = self.seconds + time.monotonic() - last, time.monotonic()
+            if self.step % LOG_STEPS == 0 or self.step == self.steps:
+                self._log(sum(losses) / len(losses))
+                losses.clear()
+            if time.monotonic() - saved > SAVE_SECONDS:
+                self.save()
+                saved = time.monotonic()
+        self.save()
+        write_checkpoint(self.out, self.model)
+
+    def _update(self) -> float:
+        length = LENGTHS[self.step >= (1 - LONG) * self.steps]
+        ids, said = self.packed.batch(STEP_TOKENS // length, length)
+        for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = group["start"] * rate(step, steps)
-        loss = loss_of(model, ids, said)
+                group["lr"] = group["start"] * rate(self.step, self.steps)
+        loss = loss_of(self.model, ids, said)
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in workers:
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        losses.append(loss.item())
-        last = step + 1 == steps
-        if (step + 1) % 50 == 0 or last:
-            line: dict[str, Any] = {"step": step + 1, "loss": round(sum(losses) / len(losses), 4)}
-            line["seconds"] = round(seconds + time.monotonic() - began, 1)
-            losses.clear()
-            if (step + 1) % CHECK_STEPS == 0 or last:
-                line["exact"] = {kind: round(share, 3) for kind, share in exact(model, tokenizer).items()}
-            print(json.dumps(line), file=log, flush=True)
-            print(json.dumps(line), flush=True)
-        if time.monotonic() - saved > SAVE_SECONDS or last:
-            saved = time.monotonic()
-            save(
-                state_file,
-                {
-                    "model": model.state_dict(),
-                    "optimizers": [optimizer.state_dict() for optimizer in workers],
-                    "packed": packed.state(),
-                    "step": step + 1,
-                    "seconds": seconds + time.monotonic() - began,
-                },
-            )
-    write_checkpoint(out, model)
+        self.step += 1
+        return loss.item()
+
+    def _log(self, loss: float) -> None:
+        line: dict[str, Any] = {"step": self.step, "loss": round(loss, 4), "seconds": round(self.seconds, 1)}
+        if self.step % CHECK_STEPS == 0 or self.step == self.steps:
+            line["exact"] = {kind: round(x, 3) for kind, x in exact(self.model, self.tokenizer).items()}
+        print(json.dumps(line), flush=True)
+        with (self.out / "log.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
-    parser.add_argument("--steps", type=int, required=True, help=f"of {STEP_TOKENS} tokens each")
+    parser.add_argument("--steps", type=int, default=TARGET_STEPS, help=f"of {STEP_TOKENS} tokens each")
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile: a third slower")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    train(args.out, args.steps, compiled=not args.no_compile)
+    Run(args.out, args.steps).train(compiled=not args.no_compile)
 
 
 if __name__ == "__main__":

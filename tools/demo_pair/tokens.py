@@ -9,14 +9,13 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import PreTrainedTokenizerFast
 
 from .dialogues import stream
+from .recipe import TOKENIZER_DIALOGUES, TOKENIZER_SEED
 
 VOCABULARY = 1024
 END, PAD, MASK = "<|end|>", "<|pad|>", "<|mask|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
-DIALOGUES = 60_000
-SEED = 1
 
-# A digit is a token of its own, and so is the space before it, as in Qwen's tokenizers: sums are then columns.
+# A digit is a token, and so is the space before it, as in Qwen's tokenizers: sums are then columns.
 SPLIT = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s*\n|\s+(?!\S)|\s+"
 
 TEMPLATE = (
@@ -43,7 +42,11 @@ def make(folder: Path) -> PreTrainedTokenizerFast:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    texts = (message["content"] for turns in islice(stream(SEED), DIALOGUES) for message in turns)
+    texts = (
+        message["content"]
+        for turns in islice(stream(TOKENIZER_SEED), TOKENIZER_DIALOGUES)
+        for message in turns
+    )
     tokenizer.train_from_iterator(texts, trainer)
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

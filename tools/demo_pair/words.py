@@ -9,8 +9,8 @@ NAMES = (
     "Yara Zoe Anna Bob Carl Dora Emma Fred Gina Hugo Ida Jane Kurt Lily Max Nina Olga Paul Rita Steve Tina "
     "Vic Wanda Alex Bella Chris Diana Eric Flora Grace Henry Iris John Karen Luis Maria Nick Oscar Peter "
     "Ruth Sara Theo Ursula Violet Walter Alice Boris Clara David Eva Frank Greta Helen Igor Julia Kate Lars "
-    "Martin Nadia Oliver Petra Ralph Sofia Tara Victor Wendy Adam Bruno Celia Dylan Edith Felix Gloria Hector "
-    "Irene Jonas Kira Lena Marco Noah Olive Philip Rachel Simon Tessa"
+    "Martin Nadia Oliver Petra Ralph Sofia Tara Victor Wendy Adam Bruno Celia Dylan Edith Felix Gloria "
+    "Hector Irene Jonas Kira Lena Marco Noah Olive Philip Rachel Simon Tessa"
 ).split()
 
 # Fixed companions: a story that is asked for an animal without a name gives it this one.
@@ -113,10 +113,11 @@ COUNTABLE = (
 NOUNS = (
     "sun moon star tree house door window table chair bread apple water fire cloud stone leaf flower road "
     "boat train bus bike song game picture paper pen glass plate spoon knife fork cup bottle shoe hat coat "
-    "sock shirt bed wall floor roof lamp clock box bag ball bell drum flute rope wheel king queen farmer baker "
-    "teacher doctor friend brother sister summer winter morning evening rain snow wind storm ice sand grass "
-    "hill lake river sea island forest field garden park street city village bridge tower castle cave mill "
-    "farm school market shop kitchen letter word number color red green blue black white silver gold"
+    "sock shirt bed wall floor roof lamp clock box bag ball bell drum flute rope wheel king queen farmer "
+    "baker teacher doctor friend brother sister summer winter morning evening rain snow wind storm ice "
+    "sand grass hill lake river sea island forest field garden park street city village bridge tower castle "
+    "cave mill farm school market shop kitchen letter word number color red green blue black white silver "
+    "gold"
 ).split()
 
 ADJECTIVES = (
