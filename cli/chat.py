@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
+from dflash_mlx import demo
 from dflash_mlx.errors import UserError
 from dflash_mlx.types import SamplingParams
 
@@ -28,7 +28,6 @@ EXAMPLE = """Example:
   dflash-mlx chat -t mlx-community/Qwen3.8-27B-4bit
 """
 
-DEMO = "demo"  # the pair that comes with the program
 CONTEXT = 4096  # tokens to have room for at the beginning
 MAX_TOKENS = 4096
 _REAL = "a real model: dflash-mlx chat --target mlx-community/Qwen3.8-27B-4bit"
@@ -90,12 +89,12 @@ def chat(
     }
     options.check_plain(drafting, plain=plain)
     bits = None if drafter_bits is None else int(drafter_bits)
-    name = DEMO if target is None else target
+    name = demo.NAME if target is None else target
     wanted = models.Wanted(name, drafter, plain, revision, drafter_revision, bits, force)
     settings = Settings(sampling, max_tokens, width, plain, reasoning, show_reasoning, not no_stats)
     front = _front(settings)
     state = _load(wanted, settings, system)
-    _open(state, front, demo=target is None)
+    _open(state, front, with_demo=name == demo.NAME)
     code = talk(state, front, debug=options.debugging(ctx))
     if code:
         raise typer.Exit(code)
@@ -135,8 +134,6 @@ def _opening(loaded: models.Loaded, width: int, context: int | None) -> Opening:
 
 
 def _front(settings: Settings) -> Front:
-    if sys.stdin is None:
-        raise UserError("standard input is closed", "pipe messages in, one a line")
     if not console.painted():
         from .plain_front import PlainFront
 
@@ -153,20 +150,20 @@ def _front(settings: Settings) -> Front:
     return TerminalFront(settings, LineEditor(history, names), first_run=new)
 
 
-def _open(state: Chat, front: Front, *, demo: bool) -> None:
+def _open(state: Chat, front: Front, *, with_demo: bool) -> None:
     """What runs, and how to begin."""
     from . import readout
 
     if not front.interactive:
         return
     front.say(lambda width: readout.opening_panel(state.opening, width))
-    if demo:
+    if with_demo:
         front.say(_REAL)
     front.say(readout.first_run_help if front.first_run else _HINT)
 
 
 def talk(state: Chat, front: Front, *, debug: bool) -> int:
-    """Messages and replies until there are no more.
+    """Messages and replies, until there are no more.
 
     Args:
         state: With a pair.
@@ -177,21 +174,20 @@ def talk(state: Chat, front: Front, *, debug: bool) -> int:
         The exit code.
     """
     code = 0
-    going = True
-    while going:
+    while True:
         try:
             line = front.read()
-            going = line is not None and _answer(state, front, line)
+            if line is None or not _answer(state, front, line):
+                return 0 if front.interactive else code
         except KeyboardInterrupt:
             if not front.interactive:
                 raise
             front.say("interrupted")
-        except (BrokenPipeError, console.OutputLostError, typer.Exit):
+        except (BrokenPipeError, console.OutputLostError, console.InputLostError, typer.Exit):
             raise
         except Exception as problem:  # noqa: BLE001 (a chat outlives a reply that failed)
             code = 1
             _tell(problem, debug=debug)
-    return 0 if front.interactive else code
 
 
 def _tell(problem: Exception, *, debug: bool) -> None:

@@ -177,7 +177,9 @@ def _stats(chat: Chat, argument: str) -> Outcome:
 def _model(chat: Chat, argument: str) -> Outcome:
     from . import readout
 
-    return Outcome(lambda width: readout.opening_panel(chat.opening, width))
+    rows = chat.pair.check_width(chat.settings.asked_width)
+    now = replace(chat.opening, width=rows, method="plain" if rows == 1 else chat.pair.method)
+    return Outcome(lambda width: readout.opening_panel(now, width))
 
 
 def _save(chat: Chat, argument: str) -> Outcome:

@@ -25,6 +25,10 @@ class OutputLostError(UserError):
     """Nothing can be written to stdout any more."""
 
 
+class InputLostError(UserError):
+    """Nothing can be read from stdin any more."""
+
+
 def write(text: str) -> None:
     """Data, to stdout, at once.
 
@@ -172,6 +176,30 @@ def encoding() -> str | None:
 def harmless(text: str) -> str:
     """A model's text without the characters that steer a terminal; line breaks and tabs stay."""
     return text.translate(_STEERING)
+
+
+def check_input() -> None:
+    """Before anything is loaded.
+
+    Raises:
+        InputLostError: There is no stdin.
+    """
+    if sys.stdin is None:
+        raise InputLostError("standard input is closed", "pipe messages in, one a line")
+
+
+def read_line() -> bytes:
+    """The next line of stdin, its end included; empty at the end of the input.
+
+    Raises:
+        InputLostError: It cannot be read.
+    """
+    check_input()
+    try:
+        # Bytes: the encoding of a pipe is not the locale's business.
+        return sys.stdin.buffer.readline()
+    except OSError as problem:
+        raise InputLostError(f"standard input cannot be read: {problem.strerror}") from problem
 
 
 def ask(prompt: str) -> None:

@@ -105,16 +105,15 @@ def _history(file: Path | None) -> History:
 
 
 def history_file(folder: Path) -> tuple[Path, bool]:
-    """A file that can be written, for the user's eyes only; and if it is new.
+    """A file that can be written, for the user's eyes only; and if it is empty.
 
     Raises:
         CannotKeepError: There can be none.
     """
     path = folder / "chat-history"
     try:
-        new = not path.exists()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600))
+        return path, not path.stat().st_size
     except OSError as problem:
         raise CannotKeepError(f"`{path}` cannot be written: {problem.strerror}") from problem
-    return path, new

@@ -35,6 +35,7 @@ class PlainFront:
     first_run = False
 
     def __init__(self, settings: Settings) -> None:
+        console.check_input()
         self._settings = settings
         self._replies = 0
         self.interactive = sys.stdin.isatty()
@@ -59,8 +60,7 @@ class PlainFront:
             if self.interactive:
                 console.ask(PROMPT)
             try:
-                # Bytes: the encoding of a pipe is not the locale's business.
-                return sys.stdin.buffer.readline()
+                return console.read_line()
             except KeyboardInterrupt:
                 if not self.interactive:
                     raise

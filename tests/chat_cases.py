@@ -20,8 +20,8 @@ from transformers import PreTrainedTokenizerFast
 from dflash_mlx import Block, load_pair, stream_generate
 from dflash_mlx.prompts import encode_chat
 
-# Words that a terminal has to get right, in place of some that mean nothing. The emulator of these tests drops
-# what follows a joiner, so no emoji here has one.
+# Words that a terminal has to get right, in place of some that mean nothing. The emulator of these tests
+# drops what follows a joiner, so no emoji here has one.
 WIDE = {60: "漢字", 61: "😀", 62: "ｆｕｌｌ", 63: "**bold**", 64: "`code`", 65: "e\u0301"}
 
 

@@ -1,4 +1,4 @@
-"""A chat without a model: a tokenizer of characters with a real template, and a session that follows a script."""
+"""A chat without a model: a tokenizer of characters with a real template, a session that follows a script."""
 
 from __future__ import annotations
 

@@ -155,7 +155,9 @@ def test_temp(chat: Chat) -> None:
 
 def test_stats_and_model(talked: Chat) -> None:
     assert "tok/s" in run(talked, "/stats")
-    assert "tiny" in run(talked, "/model")
+    assert "DFlash 2   width 8" in run(talked, "/model")
+    run(talked, "/plain")
+    assert "plain decoding   width 1" in run(talked, "/model")
 
 
 def test_save_and_load(talked: Chat, tmp_path: Path) -> None:

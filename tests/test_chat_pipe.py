@@ -131,7 +131,7 @@ def test_a_last_line_without_an_end_is_a_line(case: Case) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--plain", "--width", "4"], "--plain.*--width 4"),
+        (["--plain"], "--plain.*--drafter"),
         (["--width", "9"], "width is 9.*8"),
         (["--reasoning", "off"], "--reasoning off"),
         (["--top-p", "2"], "top_p"),
@@ -142,6 +142,14 @@ def test_options_are_checked_before_the_first_message(case: Case, arguments: lis
     result = chat(case, "w10", arguments=arguments)
     assert (result.exit_code, result.stdout) == (1, "")
     assert re.search(words, result.stderr)
+
+
+@pytest.mark.parametrize(("source", "words"), [("<&-", "is closed"), ("0>/dev/null", "cannot be read")])
+def test_an_input_that_cannot_be_read_ends_the_chat(case: Case, source: str, words: str) -> None:
+    command = " ".join([*program(case), source])
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.startswith(f"error: standard input {words}")
 
 
 # ---- as a process ----------------------------------------------------------------------------------------

@@ -163,7 +163,7 @@ def test_a_prompt_that_fills_the_window_is_refused_and_nothing_is_lost(said_befo
     if said_before:
         chat.reply("Why?", view, view.pressed)
     before = list(chat.conversation.exchanges)
-    with pytest.raises(UserError, match="context is full: .* 60 fit") as raised:
+    with pytest.raises(UserError, match=r"context is full: .* 60 fit") as raised:
         chat.reply("x" * 60, view, view.pressed)
     assert ("/reset" in str(raised.value.hint)) == said_before
     assert chat.conversation.exchanges == before

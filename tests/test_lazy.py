@@ -7,7 +7,17 @@ import sys
 
 import pytest
 
-HEAVY = {"mlx", "mlx_lm", "transformers", "tokenizers", "huggingface_hub", "numpy", "torch", "jinja2"}
+HEAVY = {
+    "mlx",
+    "mlx_lm",
+    "transformers",
+    "tokenizers",
+    "huggingface_hub",
+    "numpy",
+    "torch",
+    "jinja2",
+    "prompt_toolkit",
+}
 
 REPORT = "import sys; print('\\nLOADED', *sorted({name.split('.')[0] for name in sys.modules}))"
 
@@ -34,7 +44,7 @@ def test_importing_the_package_loads_no_library() -> None:
     )
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["generate", "--help"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["generate", "--help"], ["chat", "--help"]])
 def test_help_loads_no_library(arguments: list[str]) -> None:
     loaded = loaded_by(program(*arguments))
     assert "typer" in loaded
