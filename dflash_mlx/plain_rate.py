@@ -9,6 +9,7 @@ Knows no tensors and no clock: it is told when tokens were read, and how long st
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass
 
@@ -21,8 +22,8 @@ class Tuning:
         first_steps: Steps of a run where nothing is known: the fewest with a whole interval, so that the
             first figure comes early.
         steps: Steps of every other run: more of its time is measured, and the text does not stand still.
-        margin: A run is expected to cost this much more than the last one did: the context has grown, and
-            no two runs cost the same.
+        margin: A step is expected to cost this much more than the last run's, or than the first token's: the
+            context has grown, and no two runs cost the same.
         near_tokens: Costs of context lengths that differ by no more are taken as equal: for an 8B target in 4
             bits with 36 layers of full attention, 1024 rows of cache are 3% of what a step reads.
         near_share: The same, as a share of the context length.
@@ -95,7 +96,9 @@ class PlainRate:
             share: Of the decode time, 0 .. 1, for plain steps that measure; 0: none.
         """
         self._share = share
-        self._bound: float | None = None  # what a plain step of this reply costs at most
+        # A plain step costs no more than the first token's, which nothing overlaps, or than a cycle.
+        self._first: float | None = None
+        self._cycle = math.inf
 
     def plan(self, length: int, left: int) -> int:
         """Plain steps to take now, one after the other, without a pause; 0: go on as usual.
@@ -105,14 +108,9 @@ class PlainRate:
             left: Tokens that are wanted still; a run is never longer.
         """
         self._length, self._reads = length, list[float]()
-        cost = self._step_cost(length)
         steps = self._tuning.steps if self._near(length) else self._tuning.first_steps
-        due = (
-            self._share > 0
-            and cost is not None
-            and steps <= left
-            and self._budget.affords(steps * cost, self._share)
-        )
+        wanted = self._share > 0 and self._first is not None and steps <= left
+        due = wanted and self._budget.affords(steps * self._step_cost(length), self._share)
         self.run = steps if due else 0
         return self.run
 
@@ -128,16 +126,16 @@ class PlainRate:
             width: Rows of a pass.
             seconds: The engine's own for all of it.
         """
-        if self._bound is None:
-            self._bound = seconds  # the first token: one row, with nothing beside it
+        if self._first is None:
+            self._first = seconds
             return
         if width > 1:
-            self._bound = min(self._bound, seconds)
-        cost = self._step_cost(self._length) or 0.0
+            self._cycle = seconds
         if self.run:
             self._budget.spend(seconds)
             self._keep(seconds)
-        self._budget.earn(seconds, self._share, most=self._tuning.steps * cost)
+        most = self._tuning.steps * self._step_cost(self._length)
+        self._budget.earn(seconds, self._share, most)
 
     def tokens_per_second(self, length: int) -> float | None:
         """Of plain decoding at this context length; None if nothing near it was measured."""
@@ -151,10 +149,11 @@ class PlainRate:
             new = Measurement(self._length, step_seconds, seconds / len(self._reads))
             self._measured = (*self._measured, new)[-self._tuning.kept :]
 
-    def _step_cost(self, length: int) -> float | None:
+    def _step_cost(self, length: int) -> float:
         """Most that a step of the next run may cost."""
         near = self._near(length)
-        return self._tuning.margin * near[-1].cost if near else self._bound
+        known = near[-1].cost if near else self._first or 0.0
+        return min(self._tuning.margin * known, self._cycle)
 
     def _near(self, length: int) -> list[Measurement]:
         reach = max(self._tuning.near_tokens, self._tuning.near_share * length)
