@@ -312,18 +312,23 @@ def opening_panel(opening: Opening, width: int) -> Text:
         ("context", [None if opening.context_length is None else f"{opening.context_length:,} tokens"]),
     ]
     said = [(name, "   ".join(part for part in parts if part)) for name, parts in rows]
-    lines = [Text.assemble((f"{name:9}", theme.DIM), value) for name, value in said if value]
+    room = max(8, min(width - 13, max(cell_len(value) for _, value in said)))
+    lines: list[Text] = []
+    for name, value in said:
+        if value:
+            cells = Text(name, style=theme.DIM), Text(value)
+            lines += grid.row(cells, (7, room), ("left", "left"), Text("  "))
     return grid.box("dflash-mlx chat", lines, width)
 
 
 def first_run_help(width: int) -> Text:
     """Five lines, cut rather than wrapped."""
     lines = (
-        ("Enter", "sends; Alt-Enter begins a new line"),
-        ("Ctrl-C", "stops a reply and keeps what was said"),
+        ("Enter", "sends; Alt-Enter: a new line"),
+        ("Ctrl-C", "stops a reply, keeps its text"),
         ("Ctrl-D", "or /exit leaves"),
-        ("/help", "lists the commands; Tab completes them"),
-        ("DFlash, plain", "speeds measured here, while you chat"),
+        ("/help", "lists commands; Tab completes"),
+        ("plain", "speed without DFlash, measured"),
     )
     names = max(cell_len(name) for name, _ in lines)
     texts = [Text.assemble((f"{name:{names}}", theme.VALUE), f"  {said}") for name, said in lines]

@@ -141,7 +141,8 @@ def test_an_exception_gives_the_terminal_back() -> None:
             screen.update(texts("said"), texts("live", "numbers"))
             raise KeyboardInterrupt
 
-    pytest.raises(KeyboardInterrupt, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert terminal.everything == ["said"]
     assert not terminal.cursor_hidden
     terminal.write("x" * 50)
@@ -161,7 +162,8 @@ def test_a_terminal_that_fails_still_gets_its_cursor() -> None:
     screen.__enter__()
     screen.update([], texts("a"))
     fail = True
-    pytest.raises(OSError, screen.close)
+    with pytest.raises(OSError):
+        screen.close()
     assert not terminal.cursor_hidden
 
 
