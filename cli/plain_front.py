@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from dflash_mlx.errors import UserError
-from dflash_mlx.types import FinishReason, Prefilled, Stats
+from dflash_mlx.types import Prefilled, Stats
 
 from . import console
 from .conversation import Settings
-from .turn import Pace
+from .pace import Pace
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -118,7 +118,7 @@ class PlainView:
                 console.write(self._before + text)
                 self._before, self._last, self.written = "", text[-1], True
 
-    def end(self, pace: Pace, stats: Stats | None, reason: FinishReason) -> None:
+    def end(self, pace: Pace, stats: Stats | None) -> None:
         """End the last line, tell the numbers."""
         self._end_thinking(pace)
         self.close()

@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from rich.text import Text
 
 from dflash_mlx.reasoning import Piece
-from dflash_mlx.types import FinishReason, Prefilled, Stats
+from dflash_mlx.types import Prefilled, Stats
 
 from . import console, grid, readout, theme
 from .conversation import Settings
 from .line_editor import LineEditor
 from .markdown import MarkdownStream
+from .pace import Pace
 from .screen import Screen, quiet_keys
-from .turn import Pace
 
 THINKING_ROWS = 3  # of a thinking that will be folded
 
@@ -102,7 +102,7 @@ class TerminalView:
                 lines += self._answer.feed(piece.text, self._screen.columns)
         self._screen.update(lines, lambda columns: self._live(pace, columns))
 
-    def end(self, pace: Pace, stats: Stats | None, reason: FinishReason) -> None:
+    def end(self, pace: Pace, stats: Stats | None) -> None:
         """The last lines, with the numbers of the whole reply."""
         columns = self._screen.columns
         lines = [*self._end_thinking(pace), *self._answer.finish(columns)]

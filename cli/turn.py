@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from dflash_mlx.errors import UserError
-from dflash_mlx.types import Block, Event, Finished, FinishReason, Method, Prefilled, Stats
+from dflash_mlx.types import Block, Event, Finished, FinishReason, Prefilled, Stats
 
 from .conversation import Conversation, Exchange, Settings
+from .pace import Pace
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from dflash_mlx.reasoning import Piece, ThinkingSplitter
     from dflash_mlx.session import Session
 
-    from .readout import Opening, Readout
+    from .readout import Opening
 
 MEMORY = "this machine's memory"
 PLAIN_SHARE = 0.03  # of a reply's time, for steps that measure plain decoding
@@ -52,74 +53,17 @@ def window_of(pair: Pair, *, force: bool) -> Window | None:
     return min(known, key=lambda window: window.tokens, default=None)
 
 
-@dataclass
-class Pace:
-    """The numbers of a reply so far. Seconds are the engine's own; reading and showing text is not in them.
-
-    Attributes:
-        method: What was asked for.
-        width: Of the newest verify pass; of the plain steps where there was none.
-        seconds: From the first token on.
-        committed: Tokens of `cycles`.
-        plain_tokens_per_second: None until it was measured.
-        thought_tokens: Of the thinking, `thought_seconds` its time.
-    """
-
-    method: Method
-    width: int = 1
-    first_token_seconds: float = 0.0
-    tokens: int = 0
-    seconds: float = 0.0
-    cycles: int = 0
-    committed: int = 0
-    plain_tokens_per_second: float | None = None
-    thought_tokens: int = 0
-    thought_seconds: float = 0.0
-
-    def observe(self, block: Block, *, thinking: bool) -> None:
-        """Count one block."""
-        if self.tokens:
-            self.seconds += block.seconds
-        else:
-            self.first_token_seconds += block.seconds
-        self.tokens += len(block.tokens)
-        if block.width > 1:
-            self.width = block.width
-            self.cycles += 1
-            self.committed += block.accepted + 1
-        if thinking:
-            self.thought_tokens += len(block.tokens)
-            self.thought_seconds += block.seconds
-
-    def readout(self, stats: Stats | None) -> Readout:
-        """For the line under the reply; `stats` once it is whole."""
-        from .readout import Readout
-
-        if stats is not None:
-            return Readout.of(stats)
-        return Readout(
-            method=self.method,
-            tokens_per_second=(self.tokens - 1) / self.seconds if self.seconds > 0 else None,
-            plain_tokens_per_second=self.plain_tokens_per_second,
-            acceptance_length=self.committed / self.cycles if self.cycles else None,
-            width=self.width,
-            first_token_seconds=self.first_token_seconds if self.tokens else None,
-        )
-
-
 @dataclass(frozen=True)
 class Reply:
     """How a turn ended.
 
     Attributes:
         kept: It is part of the conversation; nothing was said otherwise.
-        stats: None where a second Ctrl-C tore it off.
         cut: It reached `Settings.max_tokens`.
     """
 
     kept: bool
     reason: FinishReason
-    stats: Stats | None
     cut: bool
 
 
@@ -135,7 +79,7 @@ class View(Protocol):
     def write(self, pieces: Sequence[Piece], pace: Pace) -> None:
         """More of the reply, perhaps none yet, and its numbers."""
 
-    def end(self, pace: Pace, stats: Stats | None, reason: FinishReason) -> None:
+    def end(self, pace: Pace, stats: Stats | None) -> None:
         """No more comes."""
 
 
@@ -177,8 +121,11 @@ class _Said:
     def show_end(self) -> None:
         """The last of it on the screen."""
         self.view.write(self._last, self.pace)
-        stats = None if self.finished is None else self.finished.stats
-        self.view.end(self.pace, stats, self.reason)
+        self.view.end(self.pace, self.stats)
+
+    @property
+    def stats(self) -> Stats | None:
+        return None if self.finished is None else self.finished.stats
 
     @property
     def reason(self) -> FinishReason:
@@ -259,11 +206,10 @@ class Chat:
             said.stop()
             kept = self._keep(said, question, len(prompt), again=again)
         said.show_end()
-        if said.finished is not None and kept:
-            self.replies.append(said.finished.stats)
-        stats = None if said.finished is None else said.finished.stats
+        if said.stats is not None and kept:
+            self.replies.append(said.stats)
         cut = said.reason == "length" and (room is None or room > settings.max_tokens)
-        return Reply(kept, said.reason, stats, cut)
+        return Reply(kept, said.reason, cut)
 
     def reset(self) -> None:
         """Forget what was said."""

@@ -98,7 +98,7 @@ class Watcher:
     began: Prefilled | None = None
     pieces: list[Piece] = field(default_factory=list)
     rates: list[float | None] = field(default_factory=list)
-    ended: tuple[Stats | None, FinishReason] | None = None
+    ended: list[Stats | None] = field(default_factory=list)
 
     def reading(self, done: int, total: int) -> None:
         self.read.append((done, total))
@@ -110,8 +110,8 @@ class Watcher:
         self.pieces += pieces
         self.rates.append(pace.readout(None).tokens_per_second)
 
-    def end(self, pace: Any, stats: Stats | None, reason: FinishReason) -> None:
-        self.ended = (stats, reason)
+    def end(self, pace: Any, stats: Stats | None) -> None:
+        self.ended.append(stats)
 
     def pressed(self) -> bool:
         return self.press_after is not None and len(self.pieces) >= self.press_after

@@ -42,7 +42,9 @@ def test_two_turns_commands_files_and_history(case: Case, tmp_path: Path) -> Non
     assert re.search(r"there is no command `/nope`\n.*/help /reset", first.say("/nope"))
     assert "not a whole number" in first.say("/width x")
     number = first.prompts
-    first.send("/he\t")  # completed
+    first.send("/he")
+    first.wait_for("/help  this list")
+    first.send("\t")
     first.wait_for("> /help")
     first.send("\r")
     first.wait_prompt(number + 1)
