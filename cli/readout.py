@@ -166,8 +166,9 @@ def acceptance_bars(stats: Stats, width: int, *, blocks: bool = True) -> Text:
         line = Text(gap).join([Text(head, style=theme.DIM), *each])
         if line.cell_len <= width:
             return line
+    line = Text.assemble((head, theme.DIM), "  ", ("".join(bars), theme.GOOD))
     ends = f"  {shares[0]:.0%} to {shares[-1]:.0%}"
-    return Text.assemble((head, theme.DIM), "  ", ("".join(bars), theme.GOOD), ends)
+    return line.append(ends) if line.cell_len + len(ends) <= width else line
 
 
 def acceptance_shares(stats: Stats) -> list[float]:
