@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from markdown_it import MarkdownIt
 from rich.style import Style
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 # sets a title. Those that turn the direction of all that follows are left out, and so is what has no width.
 _REPLACED: dict[int, str | None] = {code: chr(0x2400 + code) for code in range(0x20)}
 _REPLACED |= {0x7F: "\u2421", 0x2028: "\n", 0x2029: "\n", 0x0D: None, 0xFEFF: None, 0x00AD: None}
-_REPLACED |= dict.fromkeys([*range(0x80, 0xA0), *range(0xD800, 0xE000), 0xFFFE, 0xFFFF], "\ufffd")
+_REPLACED |= dict.fromkeys([*range(0x80, 0xA0), *range(0xD800, 0xE000), 0xE000, 0xFFFE, 0xFFFF], "\ufffd")
 _REPLACED |= dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A)])
 del _REPLACED[0x09], _REPLACED[0x0A]
 
@@ -34,6 +35,8 @@ _PAIRED = re.compile(r"\[[^\[\]]*\]")
 # What is left of a text, once all that is closed is taken out, and could open something.
 _OPENER = re.compile(r"`|\[|\*+(?=[^\s*])|(?<![^\W_])_+(?=[^\s_])|~~+(?=[^\s~])")
 _CLOSERS = ("**", "*", "`", "***", "~~", "_", "__", "`**")
+_FORMULA = re.compile(r"\\(?=[()\[\]{},;:!%&#])")
+_BACKSLASH = "\ue000"  # one that stays: `\(` and the like are LaTeX, not markdown
 _GONE = "."  # stands for what was taken out
 
 
@@ -93,7 +96,7 @@ def _tidy(source: str) -> str:
 
 @lru_cache(maxsize=512)
 def _parsed(source: str) -> tuple[Token, ...]:
-    return tuple(_PARSER.parseInline(_BREAK.sub("\\\\\n", source))[0].children or ())
+    return tuple(_PARSER.parseInline(_FORMULA.sub(_BACKSLASH, source))[0].children or ())
 
 
 def _append(text: Text, token: Token, style: Style) -> None:
@@ -105,16 +108,16 @@ def _append(text: Text, token: Token, style: Style) -> None:
         text.append(_said(token.content) or "image", style + theme.LINK)
         _append_url(text, _said(str(token.attrs.get("src", ""))), len(text))
     else:
-        text.append(_said(token.content), style)
+        text.append(_BREAK.sub("\n", _said(token.content)), style)
 
 
 def _said(content: str) -> str:
     """An entity can stand for any character."""
-    return clean(content).replace("\t", " ")
+    return clean(content.replace(_BACKSLASH, "\\")).replace("\t", " ")
 
 
 def _href(token: Token) -> str:
-    return _said(str(token.attrs.get("href", "")))
+    return _said(str(token.attrs.get("href", "")).replace(quote(_BACKSLASH), ""))
 
 
 def _append_url(text: Text, url: str, start: int) -> None:

@@ -13,6 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.text import Text
 
+from dflash_mlx.cli import theme
+from dflash_mlx.cli.inline import inline
+from dflash_mlx.cli.leaves import MOST_CHUNK
 from dflash_mlx.cli.markdown import MarkdownStream
 from dflash_mlx.cli.theme import ansi
 
@@ -62,6 +65,9 @@ def test_a_reply_at_this_width(width: int) -> None:
         ("**open", "**open"),
         (r"\*a\* &lt;", "*a* <"),
         ("<b>a</b>", "<b>a</b>"),
+        ("`<br>`", "\x1b[36m<br>\x1b[0m"),
+        (r"\(x\) \[ \frac{a}{b}\, \] `\(`", r"\(x\) \[ \frac{a}{b}\, \] " + "\x1b[36m\\(\x1b[0m"),
+        (r"[a](https://b.c/\(d\))", "\x1b[4ma\x1b[0m\x1b[2m (https://b.c/(d))\x1b[0m"),
     ],
 )
 def test_marks_inside_of_text(source: str, expected: str) -> None:
@@ -257,6 +263,40 @@ def test_the_same_lines_in_whatever_pieces(source: str, cuts: list[int], width: 
     lines += markdown.finish(width)
     check(lines, width)
     assert [ansi(line) for line in lines] == [ansi(line) for line in stream([source], width)]
+
+
+INLINE = st.sampled_from(
+    ["**", "*", "_", "`", "``", "~~", "[", "](u)", "]", "![", "<", ">", "\\", "&lt;", "<http://a.b>"]
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.lists(st.one_of(INLINE, WORDS, st.sampled_from([" ", ", ", "a ", "5", "\n"])), max_size=70).map(
+        "".join
+    )
+)
+def test_a_paragraph_looks_the_same_whether_it_was_cut_or_not(source: str) -> None:
+    """`inline` gets it whole."""
+    source = "word " + re.sub(r"\n(?![a-z5])", "", source)[: MOST_CHUNK - 5].rstrip()
+
+    # As long as this there is no need to give up on a mark.
+    assert [cells_of(line) for line in stream([source], 10_000)] == [
+        cells_of(line) for line in inline(source).split("\n", allow_blank=True)
+    ]
+
+
+def cells_of(line: Text) -> list[tuple[str, str]]:
+    """Characters and how each looks."""
+    styles = [theme.NONE] * len(line.plain)
+    for span in line.spans:
+        assert isinstance(span.style, theme.Style)
+        for place in range(span.start, min(span.end, len(styles))):
+            styles[place] += span.style
+    looks = [(character, str(style)) for character, style in zip(line.plain, styles, strict=True)]
+    while looks and looks[-1][0] == " ":
+        looks.pop()
+    return looks
 
 
 def check(lines: list[Text], width: int) -> None:
