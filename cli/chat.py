@@ -107,6 +107,8 @@ def _load(wanted: models.Wanted, settings: Settings, system: str | None) -> Chat
 
     pair = loaded.pair
     pair.check_width(settings.asked_width)
+    if not pair.tokenizer.has_chat_template:
+        raise UserError("this model has no chat template", "`dflash-mlx generate --raw` continues plain text")
     if settings.reasoning is not None:
         reasoning_switches(pair.tokenizer).arguments(settings.reasoning)  # says what is wrong with it
     window = window_of(pair, force=wanted.force)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -142,6 +143,16 @@ def test_options_are_checked_before_the_first_message(case: Case, arguments: lis
     result = chat(case, "w10", arguments=arguments)
     assert (result.exit_code, result.stdout) == (1, "")
     assert re.search(words, result.stderr)
+
+
+def test_a_model_that_cannot_chat_is_refused(case: Case, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    shutil.copytree(case.target, target, ignore=shutil.ignore_patterns("chat_template.jinja"))
+    result = CliRunner().invoke(app, ["chat", "--target", str(target), "--plain"], input="w10\n")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith(
+        "error: this model has no chat template\nhint: `dflash-mlx generate --raw`"
+    )
 
 
 @pytest.mark.parametrize(("source", "words"), [("<&-", "is closed"), ("0>/dev/null", "cannot be read")])
