@@ -23,6 +23,9 @@ LONGEST = 8  # tokens of a reply
 FAMILIES = ("llama", "gemma3_text", "qwen3_5")
 SLIDING, FULL = "sliding_attention", "full_attention"
 LAYERS = ((FULL, FULL), (SLIDING, FULL), (SLIDING, SLIDING))
+PLAIN_SHARES = st.sampled_from(
+    [0.0, 1.0]
+)  # 1: runs of plain steps wherever one fits, whatever the clock says
 TOKENS = st.lists(st.integers(0, tiny.VOCAB - 1), min_size=1, max_size=9)
 
 
@@ -85,10 +88,14 @@ class Conversation(RuleBasedStateMachine):
         width=st.integers(1, 8),
         borders=st.lists(st.integers(0, 40), max_size=2),
         count=st.integers(1, LONGEST),
+        share=PLAIN_SHARES,
     )
-    def reply(self, width: int, borders: list[int], count: int) -> None:
+    def reply(self, width: int, borders: list[int], count: int, share: float) -> None:
         prompt = self.prompt()
-        events = list(self.session.generate(prompt, max_tokens=count, width=width, snapshot_at=borders))
+        stream = self.session.generate(
+            prompt, max_tokens=count, width=width, snapshot_at=borders, plain_share=share
+        )
+        events = list(stream)
         tokens = self.check(prompt, events)
         assert isinstance(events[0], Prefilled)
         assert isinstance(events[-1], Finished)
@@ -96,28 +103,39 @@ class Conversation(RuleBasedStateMachine):
         assert self.session.tokens == (*prompt, *tokens)
         assert_drafts_as_fresh(self.session)
 
-    @rule(width=st.integers(1, 8), seen=st.integers(0, 6), closed=st.booleans())
-    def leave(self, width: int, seen: int, closed: bool) -> None:
+    @rule(width=st.integers(1, 8), seen=st.integers(0, 6), closed=st.booleans(), share=PLAIN_SHARES)
+    def leave(self, width: int, seen: int, closed: bool, share: float) -> None:
         prompt = self.prompt()
-        stream = self.session.generate(prompt, max_tokens=LONGEST, width=width)
+        stream = self.session.generate(prompt, max_tokens=LONGEST, width=width, plain_share=share)
         self.check(prompt, [event for event, _ in zip(stream, range(seen), strict=False)])
         if closed:
             stream.close()
 
-    @rule(width=st.integers(1, 8), allowed=st.integers(0, 8))
-    def cancel(self, width: int, allowed: int) -> None:
+    @rule(width=st.integers(1, 8), allowed=st.integers(0, 8), share=PLAIN_SHARES)
+    def cancel(self, width: int, allowed: int, share: float) -> None:
         prompt, asked = self.prompt(), iter(range(allowed))
         events = self.session.generate(
-            prompt, max_tokens=LONGEST, width=width, cancelled=lambda: next(asked, None) is None
+            prompt,
+            max_tokens=LONGEST,
+            width=width,
+            cancelled=lambda: next(asked, None) is None,
+            plain_share=share,
         )
         self.check(prompt, list(events))
 
-    @rule(width=st.integers(1, 8), call=st.integers(0, 2500), kind=st.sampled_from(["exception", "sigint"]))
-    def accident(self, width: int, call: int, kind: str) -> None:
+    @rule(
+        width=st.integers(1, 8),
+        call=st.integers(0, 2500),
+        kind=st.sampled_from(["exception", "sigint"]),
+        share=PLAIN_SHARES,
+    )
+    def accident(self, width: int, call: int, kind: str, share: float) -> None:
         prompt, events = self.prompt(), []
         try:
             with faults.at_call(call, kind):
-                for event in self.session.generate(prompt, max_tokens=LONGEST, width=width, snapshot_at=[4]):
+                for event in self.session.generate(
+                    prompt, max_tokens=LONGEST, width=width, snapshot_at=[4], plain_share=share
+                ):
                     events.append(event)
         except (faults.Fault, KeyboardInterrupt):
             pass
