@@ -7,9 +7,12 @@ from typing import Self
 from rich.syntax import Syntax, SyntaxTheme
 from rich.text import Text
 
-LEAST_LINES = 12  # that a lexer reads again for every line
-MOST_LINES = 24  # likewise, where no line begins a statement
-LONGEST = 60  # likewise, inside of a long string, or where languages lie in each other
+# How many lines a lexer reads again for the next one.
+LEAST_LINES = 4  # where one begins at the left edge
+MOST_LINES = 12  # where none does, or where languages lie in each other
+LONGEST = 60  # inside of a long string
+
+_INNER = {"script": "javascript", "style": "css"}  # tags whose content a lexer of HTML knows by their end
 
 
 class Highlighter:
@@ -30,17 +33,23 @@ class Highlighter:
         self._lines: list[str] = []
         self._anew: list[bool] = []  # that line begins outside of strings and comments
         self._nested = False  # markup, which has other languages in it
+        self._inner: tuple[str, Highlighter] | None = None  # the open tag with such a language
 
     def copy(self) -> Self:
         """For lines that are not final."""
         other = type(self).__new__(type(self))
         other.__dict__.update(self.__dict__, _lines=list(self._lines), _anew=list(self._anew))
+        if self._inner is not None:
+            other._inner = (self._inner[0], self._inner[1].copy())
         return other
 
     def line(self, code: str) -> Text:
         """The next line, coloured."""
         if self._lexer is None:
             return Text(code)
+        if self._inner is not None and f"</{self._inner[0]}" not in code.lower():
+            return self._inner[1].line(code)
+        self._inner = None
         self._lines.append(code)
         text = Text()
         anew = False  # no string or comment reaches into this line
@@ -55,19 +64,27 @@ class Highlighter:
             self._nested = self._nested or "Tag" in set(kind)
         self._anew.append(anew)
         self._forget()
+        if self._nested:
+            self._enter(code.lower())
         return text if text.plain == code else Text(code)  # a lexer may leave out what it does not know
+
+    def _enter(self, code: str) -> None:
+        for tag, language in _INNER.items():
+            if code.rfind(f"<{tag}") > code.rfind(f"</{tag}"):
+                self._inner = (tag, Highlighter(language, self._theme))
 
     def _forget(self) -> None:
         """Begin anew as soon as enough lines are left."""
         count = len(self._lines)
-        safe = [number for number in range(count - LEAST_LINES, 0, -1) if self._anew[number]]
+        least = MOST_LINES if self._nested else LEAST_LINES
+        safe = [number for number in range(count - least, 0, -1) if self._anew[number]]
         statements = [number for number in safe if self._lines[number][:1].strip()]
         if statements:
             start = statements[0]
         elif safe and count >= MOST_LINES and not self._nested:
             start = safe[0]
         elif count >= LONGEST:
-            start = count - LEAST_LINES
+            start = count - MOST_LINES
         else:
             return
         del self._lines[:start], self._anew[:start]

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rich.syntax import Syntax
 from rich.text import Text
 
 from dflash_mlx.cli import theme
+from dflash_mlx.cli.highlight import Highlighter
 from dflash_mlx.cli.inline import inline
 from dflash_mlx.cli.leaves import MOST_CHUNK
 from dflash_mlx.cli.markdown import MarkdownStream
@@ -185,6 +187,31 @@ def test_code_keeps_its_colours_across_lines() -> None:
     coloured = styled(source).split("\n")
     assert coloured[32] == "\x1b[32mtext # not a comment\x1b[0m"
     assert coloured[34] == "z = \x1b[36m2\x1b[0m  \x1b[2;3m# a comment\x1b[0m"
+
+
+PAGE = "\n".join(
+    [
+        "<html>",
+        "<script>",
+        *(f"  const x{n} = 'a'; // {n}" for n in range(40)),
+        "</script>",
+        "<p class='b'>a</p>",
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("language", "code"), [("python", Path(__file__).read_text("utf-8")), ("html", PAGE)]
+)
+def test_colours_are_those_of_reading_the_whole_block(language: str, code: str) -> None:
+    whole = Syntax("", language, theme=theme.CODE_THEME).highlight(code).split("\n")
+    highlighter = Highlighter(language, theme.CODE_THEME)
+    for number, line in enumerate(code.split("\n")[:-1]):
+        assert ink(highlighter.line(line)) == ink(whole[number]), number
+
+
+def ink(line: Text) -> list[tuple[str, str]]:
+    return [(character, style) for character, style in cells_of(line) if character != " "]
 
 
 def test_another_width_changes_only_what_comes() -> None:
