@@ -13,7 +13,7 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 	if $$p -c '$(FITS)' >/dev/null 2>&1; then echo $$p; break; fi; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-slow lint types wheel-check constraints clean
+.PHONY: help env demo demo-pair test test-slow lint types wheel-check constraints clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -65,6 +65,10 @@ wheel-check: $(STAMP) ## build the wheel and run it from an empty environment
 		if not m.name.endswith('__main__')]"
 	cd $(WHEEL_CHECK)/elsewhere && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml \
 		--python-executable ../venv/bin/python -p dflash_mlx
+
+demo-pair: $(STAMP) ## make the demo pair again: PyTorch, two hours; goes on where it was interrupted
+	$(BIN)/python -m pip install --quiet --group torch
+	cd tools && $(abspath $(BIN))/python -m demo_pair.make $(CURDIR)/build/demo-pair
 
 # With the oldest Python, whose packages are a superset of the others'. Not on setuptools: pip brings its own.
 constraints: ## renew constraints.txt with the newest versions that pyproject.toml admits

@@ -73,12 +73,8 @@ class KeptFeatures:
             return self._trainer.features(batch)
         length = batch.tokens.shape[1]
         # What stands in the padding changes nothing: no anchor sees it.
-        return mx.stack(
-            [
-                mx.pad(self._rows[index], ((0, length - self._rows[index].shape[0]), (0, 0)))
-                for index in chosen
-            ]
-        )
+        rows = [self._rows[index] for index in chosen]
+        return mx.stack([mx.pad(row, [(0, length - row.shape[0]), (0, 0)]) for row in rows])
 
     def _groups(self) -> Iterator[list[int]]:
         order = sorted(range(len(self._sequences)), key=lambda index: len(self._sequences[index].tokens))

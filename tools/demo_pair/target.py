@@ -47,7 +47,7 @@ TEXT_CONFIG: dict[str, Any] = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
 }
 STEP_TOKENS = 3072
-LONG = 0.15  # the last part of the run reads whole conversations
+LONG = 0.12  # the last part of the run reads whole conversations
 LENGTHS = (256, 1024)
 MATRIX_RATE, OTHER_RATE = 0.02, 4e-3
 WARM_UP, FLAT, LAST = 60, 0.4, 0.02
