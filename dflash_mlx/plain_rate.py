@@ -77,8 +77,8 @@ class PlainRate:
     """Says when plain steps are to be measured, and what they cost. One per session.
 
     For each reply: `begin`; then for each `Block` event `plan`, `read` after each of its steps, `observe`.
-    The plain steps of a session take no more than the share of its decode time; one reply can take the cost
-    of one run more, which earlier ones left to it.
+    The plain steps of a session take no more than the share of its decode time; a run that cost more than was
+    expected of it is waited out. One reply can take the cost of one run more, which earlier ones left to it.
 
     Attributes:
         run: Plain steps of the run that was planned last; 0 if none was.
