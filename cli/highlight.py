@@ -11,6 +11,7 @@ from rich.text import Text
 LEAST_LINES = 4  # where one begins at the left edge
 MOST_LINES = 12  # where none does, or where languages lie in each other
 LONGEST = 60  # inside of a long string
+LONGEST_LINE = 500  # characters; nobody reads what is longer for its colours
 
 _INNER = {"script": "javascript", "style": "css"}  # tags whose content a lexer of HTML knows by their end
 
@@ -45,7 +46,7 @@ class Highlighter:
 
     def line(self, code: str) -> Text:
         """The next line, coloured."""
-        if self._lexer is None:
+        if self._lexer is None or len(code) > LONGEST_LINE:
             return Text(code)
         if self._inner is not None and f"</{self._inner[0]}" not in code.lower():
             return self._inner[1].line(code)

@@ -73,21 +73,24 @@ def inline(source: str, style: Style = theme.NONE) -> Text:
 
 def settled(source: str) -> bool:
     """True if nothing that comes behind `source` and a space can change how it looks."""
-    if not _SPECIAL.search(source):
-        return True
-    left = "".join(token.content if token.type == "text" else _GONE for token in _parsed(source))
-    while _PAIRED.search(left):
-        left = _PAIRED.sub(_GONE, left)
-    return _OPENER.search(left) is None
+    return not _SPECIAL.search(source) or _OPENER.search(_left(source)) is None
 
 
 def guessed(source: str) -> str:
     """`source` with what it leaves open closed: how it will probably look."""
     source = re.sub(r"(?<!\S)[*_~`]+$", "", source)  # an opening mark, and nothing behind it yet
-    if settled(source):
+    if settled(source) or "[" in _left(source):
         return source
     trimmed = source.rstrip()
     return next((trimmed + closer for closer in _CLOSERS if settled(trimmed + closer)), source)
+
+
+def _left(source: str) -> str:
+    """The text outside of marks that are closed."""
+    left = "".join(token.content if token.type == "text" else _GONE for token in _parsed(source))
+    while _PAIRED.search(left):
+        left = _PAIRED.sub(_GONE, left)
+    return left
 
 
 def _tidy(source: str) -> str:

@@ -20,13 +20,13 @@ from .inline import guessed, inline, settled
 
 LEAST_CHUNK = 40  # characters of a paragraph that are looked at together
 MOST_CHUNK = 400  # a mark that is still open then will not be closed
-LONGEST_WORD = 1000
+LONGEST_WORD = 600  # that is looked at together
 MOST_ROWS = 24  # of a table, before its columns are fixed
 LEAST_COLUMN = 5  # cells; a table with less is shown as a list
 
 _LETTERS = "\u3041-\u3096\u30a1-\u30fa\u3400-\u4dbf\u4e00-\u9fff"
 _CUT = re.compile(rf"(?<=[ \n])(?=[^ \n])|(?<=[{_LETTERS}、。，！？])(?=[{_LETTERS}])")
-_INSIDE = re.compile(r"(?<=[A-Za-z0-9])(?=[A-Za-z0-9])")
+_INSIDE = re.compile(r"(?<=[!-~])(?=[!-~])")
 _LANGUAGE = re.compile(r"[\w+#-]+")
 _PIPE = re.compile(r"(?<!\\)\|")
 _DELIMITER = re.compile(r"\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*")

@@ -405,3 +405,17 @@ def test_time_is_linear_in_the_length() -> None:
     seconds(REPLY)
     once = min(seconds(REPLY * 2) for _ in range(3))
     assert min(seconds(REPLY * 12) for _ in range(2)) < 6 * once * 2
+
+
+@pytest.mark.parametrize(
+    "source", ["[" * 4000, "[" * 2000 + "]" * 2000, "_a" * 2000, "- " * 2000, "&" * 4000]
+)
+def test_a_model_that_repeats_itself_does_not_hold_up_the_chat(source: str) -> None:
+    markdown = MarkdownStream()
+    begin = time.process_time()
+    for start in range(0, len(source), 4):
+        markdown.feed(source[start : start + 4], 80)
+        if start % 64 == 0:
+            markdown.tail(80)
+    markdown.finish(80)
+    assert time.process_time() - begin < 3
