@@ -11,18 +11,19 @@ from .exchange import Exchange
 
 Dialogue = list[dict[str, str]]
 
-# Shares of the exchanges. Long answers and hard kinds weigh more in tokens than these say.
-KINDS: dict[str, tuple[float, Callable[[Random], Exchange]]] = {
-    "sum": (0.12, arithmetic.sum_),
-    "difference": (0.06, arithmetic.difference),
-    "product": (0.07, arithmetic.product),
-    "unit": (0.11, arithmetic.unit),
-    "count": (0.13, lists.count),
-    "sort": (0.16, lists.sort),
-    "spell": (0.05, lists.spell),
-    "repeat": (0.07, lists.repeat),
-    "story": (0.11, stories.story),
-    "code": (0.12, functions.code),
+# Shares of the exchanges, early and late in the target's training: late, what it has learned already makes
+# room for copying, comparing and spelling. Long answers weigh more in tokens than these say.
+KINDS: dict[str, tuple[float, float, Callable[[Random], Exchange]]] = {
+    "sum": (0.12, 0.10, arithmetic.sum_),
+    "difference": (0.06, 0.08, arithmetic.difference),
+    "product": (0.07, 0.06, arithmetic.product),
+    "unit": (0.11, 0.08, arithmetic.unit),
+    "count": (0.13, 0.22, lists.count),
+    "sort": (0.16, 0.16, lists.sort),
+    "spell": (0.05, 0.12, lists.spell),
+    "repeat": (0.07, 0.09, lists.repeat),
+    "story": (0.11, 0.06, stories.story),
+    "code": (0.12, 0.05, functions.code),
 }
 TALK = 0.06
 FOLLOW = 0.04
@@ -38,25 +39,25 @@ SYSTEMS = (
 )
 
 
-def exchange(random: Random) -> Exchange:
+def exchange(random: Random, *, late: bool = False) -> Exchange:
     """One question of any kind, held out or not."""
     kinds = list(KINDS.values())
-    draw = random.choices(kinds, [share for share, _ in kinds])[0][1]
+    draw = random.choices(kinds, [kind[late] for kind in kinds])[0][2]
     return draw(random)
 
 
-def _turns(random: Random) -> list[Exchange]:
+def _turns(random: Random, late: bool) -> list[Exchange]:
     part = random.random()
     if part < FOLLOW:
         return arithmetic.sum_and_more(random)
-    return [talk.talk(random)] if part < FOLLOW + TALK else [exchange(random)]
+    return [talk.talk(random)] if part < FOLLOW + TALK else [exchange(random, late=late)]
 
 
-def dialogue(random: Random) -> list[Exchange]:
+def dialogue(random: Random, *, late: bool = False) -> list[Exchange]:
     """One to several exchanges, none of them held out; the first may be small talk."""
     turns: list[Exchange] = []
     while not turns or random.random() < 0.5:
-        new = _turns(random)
+        new = _turns(random, late)
         if not any(each.held_out for each in new):
             turns += new
     return turns
@@ -71,17 +72,23 @@ def messages(turns: list[Exchange], system: str | None = None) -> Dialogue:
     return listed
 
 
-def stream(seed: int) -> Iterator[list[dict[str, str]]]:
-    """Training dialogues without end; the same seed gives the same ones."""
+def stream(seed: int, late_from: int | None = None) -> Iterator[Dialogue]:
+    """Training dialogues without end; the same arguments give the same ones.
+
+    Args:
+        seed: Another one gives others.
+        late_from: The number of the first dialogue with the late shares; None: there are none.
+    """
     for index in count_up():
         random = Random(f"{seed} {index}")
         system = random.choice(SYSTEMS) if random.random() < 0.08 else None
-        yield messages(dialogue(random), system)
+        late = late_from is not None and index >= late_from
+        yield messages(dialogue(random, late=late), system)
 
 
 def held_out(kind: str, number: int, seed: int) -> list[Exchange]:
     """Different questions of a kind that the stream never has."""
-    draw = {**{name: draw for name, (_, draw) in KINDS.items()}, "talk": talk.talk}[kind]
+    draw = {**{name: draw for name, (_, _, draw) in KINDS.items()}, "talk": talk.talk}[kind]
     random = Random(f"held out {kind} {seed}")
     found: dict[str, Exchange] = {}
     while len(found) < number:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 TOKENIZER_SEED, TOKENIZER_DIALOGUES = 1, 60_000
-TARGET_SEED, TARGET_STEPS, TARGET_DIALOGUES = 2, 3600, 90_000  # the steps read a little less
+TARGET_SEED, TARGET_DIALOGUES = 2, 120_000  # the steps read a little less
+TARGET_LATE_FROM = 49_121
+# (step, learning rate relative to the first one); the last step is the last point's.
+TARGET_RATES = ((0, 1 / 60), (59, 1.0), (1440, 1.0), (2060, 0.7187), (3900, 0.02))
 DRAFTER_SEED, DRAFTER_PROMPTS = 3, 6000
 QUESTIONS_SEED, QUESTIONS, SUMS = 11, 50, 200  # per kind; of sums

@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 from . import tokens
 from .dialogues import KINDS, held_out, messages, stream
-from .recipe import TARGET_SEED, TARGET_STEPS
+from .recipe import TARGET_LATE_FROM, TARGET_RATES, TARGET_SEED
 
 TEXT_CONFIG: dict[str, Any] = {
     "vocab_size": tokens.VOCABULARY,
@@ -50,7 +51,6 @@ STEP_TOKENS = 3072
 LONG = 0.12  # the last part of the run reads whole conversations
 LENGTHS = (256, 1024)
 MATRIX_RATE, OTHER_RATE = 0.02, 4e-3
-WARM_UP, FLAT, LAST = 60, 0.4, 0.02
 MOMENTUM = 0.95
 SAVE_SECONDS = 180
 LOG_STEPS, CHECK_STEPS, CHECKED = 50, 400, 64
@@ -95,7 +95,7 @@ class Packed:
         self.taken = skip
         self._encode = tokenizer.backend_tokenizer.encode_batch
         self._special = {name: tokenizer.convert_tokens_to_ids(name) for name in (*tokens.ROLES, tokens.END)}
-        self._dialogues = stream(seed)
+        self._dialogues = stream(seed, TARGET_LATE_FROM)
         for _ in range(skip):
             next(self._dialogues)
         self._ids: list[int] = []
@@ -186,12 +186,12 @@ def optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
     return [Muon(matrices, MATRIX_RATE), adam]
 
 
-def rate(step: int, steps: int) -> float:
-    """Warm-up, flat, then down along a line; relative to the first rate."""
-    if step < WARM_UP:
-        return (step + 1) / WARM_UP
-    done = (step / steps - FLAT) / (1 - FLAT)
-    return 1.0 if done < 0 else 1 - (1 - LAST) * done
+def rate(step: int) -> float:
+    """The learning rate, relative to the first one: on straight lines between the recipe's points."""
+    for (start, before), (end, after) in pairwise(TARGET_RATES):
+        if step < end:
+            return before + (after - before) * (step - start) / (end - start)
+    return TARGET_RATES[-1][1]
 
 
 def loss_of(model: nn.Module, ids: Tensor, said: Tensor) -> Tensor:
@@ -316,7 +316,7 @@ class Run:
         ids, said = self.packed.batch(STEP_TOKENS // length, length)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = group["start"] * rate(self.step, self.steps)
+                group["lr"] = group["start"] * rate(self.step)
         loss = loss_of(self.model, ids, said)
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -340,7 +340,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out", type=Path)
-    parser.add_argument("--steps", type=int, default=TARGET_STEPS, help=f"of {STEP_TOKENS} tokens each")
+    parser.add_argument(
+        "--steps", type=int, default=TARGET_RATES[-1][0], help=f"of {STEP_TOKENS} tokens each"
+    )
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile: a third slower")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
