@@ -1,7 +1,7 @@
 """The line that chat reads on a terminal: editing, history across runs, several lines, completion.
 
 Enter sends; Alt-Enter puts in a new line; a paste keeps its lines. Ctrl-C clears the line; Ctrl-D on an
-empty line leaves.
+empty line leaves; Ctrl-Z is the shell's.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class LineEditor:
             complete_while_typing=Condition(lambda: session.default_buffer.text.startswith("/")),
             key_bindings=_keys(),
             reserve_space_for_menu=4,
+            enable_suspend=True,
         )
         self._session = session
 

@@ -11,12 +11,13 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from types import TracebackType
 from typing import Self
 
 from rich.text import Text
 
+from .interrupt import Suspension
 from .theme import ansi
 
 FRAMES_PER_SECOND = 12
@@ -38,6 +39,7 @@ class Screen:
     Args:
         write: Text to the terminal, at once.
         size: Columns and rows of the terminal, asked before every frame.
+        suspension: Ctrl-Z, obeyed at the next update.
         frames_per_second: At most so many; what comes between waits for the next one.
         clock: Seconds, monotonic.
 
@@ -54,10 +56,11 @@ class Screen:
         write: Callable[[str], None],
         size: Callable[[], tuple[int, int]],
         *,
+        suspension: Suspension | None = None,
         frames_per_second: float = FRAMES_PER_SECOND,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._write, self._size, self._clock = write, size, clock
+        self._write, self._size, self._clock, self._suspension = write, size, clock, suspension
         self._pause = 1 / frames_per_second
         self._painted = float("-inf")
         self._finished: list[Text] = []  # not yet in the scrollback
@@ -90,7 +93,9 @@ class Screen:
         """
         self._finished += finished_lines
         self._live = live_lines
-        if self._clock() - self._painted >= self._pause:
+        if self._suspension is not None and self._suspension.wanted:
+            self._suspend(self._suspension)
+        elif self._clock() - self._painted >= self._pause:
             self.refresh()
 
     def refresh(self) -> None:
@@ -110,6 +115,15 @@ class Screen:
             self._paint((), *self._size())
         finally:
             self._write(_WRAP + _SHOW)
+
+    def _suspend(self, suspension: Suspension) -> None:
+        """The shell gets its terminal without the region; when it gives it back, the region comes again."""
+        self._paint((), *self._size())
+        self._write(_SHOW)
+        with _echoing(True):
+            suspension.now()
+        self._write(_HIDE)
+        self.refresh()
 
     def _paint(self, live: Lines, columns: int, rows: int) -> None:
         """One frame, one write. Lines are erased first: behind a full one, erasing takes its last cell."""
@@ -134,21 +148,25 @@ def _cropped(line: Text, columns: int) -> Text:
     return kept
 
 
-@contextmanager
-def quiet_keys() -> Iterator[None]:
+def quiet_keys() -> AbstractContextManager[None]:
     """What is typed meanwhile is not shown, and is there for the next read; Ctrl-C and the like work.
 
     An echoed line break would move the region.
     """
+    return _echoing(False)
+
+
+@contextmanager
+def _echoing(on: bool) -> Iterator[None]:
     try:
         keyboard = sys.stdin.fileno()
         before = termios.tcgetattr(keyboard)
     except (AttributeError, OSError, ValueError, termios.error):  # no keyboard
         yield
         return
-    silent = termios.tcgetattr(keyboard)
-    silent[3] &= ~termios.ECHO
-    termios.tcsetattr(keyboard, termios.TCSADRAIN, silent)
+    within = termios.tcgetattr(keyboard)
+    within[3] = within[3] | termios.ECHO if on else within[3] & ~termios.ECHO
+    termios.tcsetattr(keyboard, termios.TCSADRAIN, within)
     try:
         yield
     finally:

@@ -12,6 +12,7 @@ from dflash_mlx.types import Prefilled, Stats
 
 from . import console, grid, readout, theme
 from .conversation import Settings
+from .interrupt import Suspension
 from .line_editor import LineEditor
 from .markdown import MarkdownStream
 from .pace import Pace
@@ -56,7 +57,11 @@ class TerminalFront:
     @contextmanager
     def view(self) -> Iterator[TerminalView]:
         """For one reply."""
-        with quiet_keys(), Screen(console.write, console.size) as screen:
+        with (
+            Suspension() as suspension,
+            quiet_keys(),
+            Screen(console.write, console.size, suspension=suspension) as screen,
+        ):
             view = TerminalView(screen, self._settings)
             try:
                 yield view

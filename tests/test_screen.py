@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pty
 import re
+import signal
+import subprocess
 import sys
 import termios
 from pathlib import Path
@@ -13,6 +15,7 @@ import pyte
 import pytest
 from rich.text import Text
 
+from dflash_mlx.cli.interrupt import Suspension
 from dflash_mlx.cli.markdown import MarkdownStream
 from dflash_mlx.cli.screen import Screen, quiet_keys
 
@@ -147,6 +150,54 @@ def test_an_exception_gives_the_terminal_back() -> None:
     assert not terminal.cursor_hidden
     terminal.write("x" * 50)
     assert terminal.display[1:3] == ["x" * 40, "x" * 10]  # lines wrap again
+
+
+def test_a_shell_that_is_called_for_finds_its_terminal_in_order() -> None:
+    terminal = Terminal()
+    seen: list[tuple[list[str], bool, tuple[int, int]]] = []
+
+    class Shell(Suspension):
+        def now(self) -> None:
+            seen.append((terminal.everything, terminal.cursor_hidden, terminal.cursor))
+            terminal.write("$ fg\n")
+            self.wanted = False
+
+    shell = Shell()
+    with Screen(terminal.write, terminal.size, suspension=shell) as screen:
+        screen.update(texts("one"), texts("tail", "10 tok/s"))
+        shell.wanted = True
+        screen.update(texts("two"), texts("new", "20 tok/s"))
+        assert seen == [(["one", "two"], False, (0, 2))]
+        assert terminal.everything == ["one", "two", "$ fg", "new", "20 tok/s"]
+        assert terminal.cursor_hidden
+
+
+def test_ctrl_z_waits_until_it_is_obeyed_and_stops_the_process() -> None:
+    code = (
+        "import os, signal\n"
+        "from dflash_mlx.cli.interrupt import Suspension\n"
+        "with Suspension() as suspension:\n"
+        "    os.kill(os.getpid(), signal.SIGTSTP)\n"
+        "    assert suspension.wanted\n"
+        "    print('goes on', flush=True)\n"
+        "    suspension.now()\n"
+        "    assert not suspension.wanted\n"
+        "assert signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        text=True,
+        process_group=0,  # as a shell starts it
+        preexec_fn=lambda: signal.signal(signal.SIGTSTP, signal.SIG_DFL),
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "goes on\n"
+    _, status = os.waitpid(process.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    process.send_signal(signal.SIGCONT)
+    assert process.wait(60) == 0
+    process.stdout.close()
 
 
 def test_a_terminal_that_fails_still_gets_its_cursor() -> None:
