@@ -50,17 +50,17 @@ def write(text: str) -> None:
 def note(text: str) -> None:
     """A line about the work, to stderr; where that cannot be written, the work is what counts."""
     with suppress(OSError):
-        _stderr().print(text, style="dim")
+        _stderr().print(harmless(text), style="dim")
 
 
 def error(message: str, hint: str | None = None) -> None:
-    """What went wrong, and what to do about it."""
+    """What went wrong, and what to do about it; names of files and words of others may be in it."""
     from rich.text import Text
 
     console = _stderr()
-    console.print(Text.assemble(("error:", "bold red"), f" {message}"))
+    console.print(Text.assemble(("error:", "bold red"), f" {harmless(message)}"))
     if hint:
-        console.print(Text.assemble(("hint:", "cyan"), f" {hint}"))
+        console.print(Text.assemble(("hint:", "cyan"), f" {harmless(hint)}"))
 
 
 def traceback() -> None:
@@ -174,7 +174,7 @@ def encoding() -> str | None:
 
 
 def harmless(text: str) -> str:
-    """A model's text without the characters that steer a terminal; line breaks and tabs stay."""
+    """Text without the characters that steer a terminal; line breaks and tabs stay."""
     return text.translate(_STEERING)
 
 

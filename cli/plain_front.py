@@ -122,7 +122,7 @@ class PlainView:
         """End the last line, tell the numbers."""
         self._end_thinking(pace)
         self.close()
-        if not self._settings.show_stats:
+        if not (self._settings.show_stats and pace.tokens):
             return
         from . import readout
 

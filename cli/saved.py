@@ -50,7 +50,8 @@ def save(conversation: Conversation, path: Path, target: str) -> None:
             raise UserError(f"`{path}` exists already", "choose another name: no file is replaced")
         _write(path, json.dumps(document, ensure_ascii=False, indent=2) + "\n")
     except (OSError, ValueError) as problem:  # a name can have characters that no file system takes
-        raise UserError(f"`{path}` cannot be written: {problem}", "choose another place") from problem
+        reason = problem.strerror if isinstance(problem, OSError) else problem
+        raise UserError(f"`{path}` cannot be written: {reason}", "choose another place") from problem
     conversation.file = path
 
 

@@ -51,7 +51,7 @@ class TerminalFront:
     def say(self, what: str | Callable[[int], Text]) -> None:
         """Something that is no reply."""
         columns, _ = console.size()
-        text = Text(what, style=theme.DIM) if isinstance(what, str) else what(columns)
+        text = Text(console.harmless(what), style=theme.DIM) if isinstance(what, str) else what(columns)
         console.write("".join(f"{theme.ansi(line)}\n" for line in grid.wrap(text, columns)))
 
     @contextmanager
@@ -111,7 +111,7 @@ class TerminalView:
         """The last lines, with the numbers of the whole reply."""
         columns = self._screen.columns
         lines = [*self._end_thinking(pace), *self._answer.finish(columns)]
-        if self._settings.show_stats:
+        if self._settings.show_stats and pace.tokens:
             lines += [Text(), *readout.readout(pace.readout(stats), columns).split("\n")]
             if stats is not None and stats.cycles:
                 blocks = readout.shows(console.encoding())

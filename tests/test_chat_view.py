@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,7 @@ from chat_fakes import ScriptedSession, chat_of
 from dflash_mlx.cli import console
 from dflash_mlx.cli.plain_front import PlainFront, PlainView
 from dflash_mlx.cli.screen import Screen
-from dflash_mlx.cli.terminal_front import TerminalView
+from dflash_mlx.cli.terminal_front import TerminalFront, TerminalView
 
 SCRIPT = ["Let me ", "think.\n" * 9, "So.", "</think>\n\n", "**Yes**, ", "`it` is.\n\n", "- one\n- two"]
 
@@ -88,6 +89,17 @@ def test_without_statistics_there_is_only_text() -> None:
     assert emulator.text.endswith("two")
 
 
+def test_stopped_while_the_prompt_is_read_there_are_no_numbers(capsys: Any) -> None:
+    emulator, chat = Emulator(), chat_of(ScriptedSession([SCRIPT, SCRIPT], chunks=4))
+    presses = iter([False, False, True] * 2)
+    with Screen(emulator.write, lambda: (60, 12), frames_per_second=1e9) as screen:
+        chat.reply("Why?", TerminalView(screen, chat.settings), lambda: next(presses))
+    assert "reading " in emulator.raw
+    assert emulator.text == ""
+    chat.reply("Why?", PlainView(chat.settings, first=True), lambda: next(presses))
+    assert capsys.readouterr() == ("", "")
+
+
 def test_after_an_exception_the_text_stays() -> None:
     emulator, session = Emulator(), ScriptedSession([SCRIPT], fails=RuntimeError("no memory"))
     chat = chat_of(session)
@@ -136,6 +148,18 @@ def test_nothing_steers_the_terminal(capsys: Any) -> None:
     out, _ = said(capsys, ["</think>a\x1b[2Jb", "\x9b1mc\td\r\n"], show_stats=False)
     assert out == "a[2Jb1mc\td\n"
     assert console.harmless("é\n漢") == "é\n漢"
+
+
+@pytest.mark.parametrize("show", ["note", "error"])
+def test_words_of_others_do_not_steer_it_either(capsys: Any, show: str) -> None:
+    getattr(console, show)("held with \x1b]0;title\x07\x9bx")
+    assert "held with ]0;titlex\n" in capsys.readouterr().err
+
+
+def test_what_is_said_on_a_terminal_does_not_steer_it(capsys: Any) -> None:
+    TerminalFront(chat_of(ScriptedSession([])).settings, Any, first_run=False).say("\x1b]0;title\x07a")
+    said = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
+    assert said == "]0;titlea\n"
 
 
 def test_an_empty_line_between_replies_and_none_at_the_end(capsys: Any, front: PlainFront) -> None:
