@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 from rich.cells import cell_len
+from rich.filesize import decimal
 from rich.style import Style
 from rich.text import Text
 
@@ -192,24 +193,23 @@ def reuse_line(reused: int, prompt_tokens: int) -> Text:
     return Text(f"reused {reused:,} of {prompt_tokens:,} prompt tokens", style=theme.DIM)
 
 
-def context_warning(used: int, limit: int | None, of: Literal["window", "memory"] = "window") -> Text | None:
-    """What to say of a context that fills up; None while there is room, or where no limit is known.
+def context_warning(used: int, limit: int) -> Text | None:
+    """What to say of a context that fills up; None while there is room.
 
     Args:
-        used: Tokens of the conversation, or bytes.
+        used: Tokens of the conversation.
         limit: Most of them.
-        of: What `limit` limits.
     """
-    if limit is None or used < WARN_AT * limit:
+    if used < WARN_AT * limit:
         return None
-    what = "the context window" if of == "window" else "the memory"
-    numbers = f"{used:,} of {limit:,} tokens" if of == "window" else f"{_size(used)} of {_size(limit)}"
+    numbers = f"{used:,} of {limit:,} tokens"
     if used >= limit:
-        return Text(f"{what} is full: {numbers}; `/reset` begins a new conversation", style=theme.ERROR)
-    share = int(100 * used / limit)
+        full = f"the context window is full: {numbers}; `/reset` begins a new conversation"
+        return Text(full, style=theme.ERROR)
+    warning = f"{int(100 * used / limit)}% of the context window is used: {numbers}"
     if used < WARN_AGAIN_AT * limit:
-        return Text(f"{share}% of {what} is used: {numbers}", style=theme.WARNING)
-    return Text(f"{share}% of {what} is used: {numbers}; `/reset` makes room", style=theme.ERROR)
+        return Text(warning, style=theme.WARNING)
+    return Text(f"{warning}; `/reset` makes room", style=theme.ERROR)
 
 
 # ---- the session -----------------------------------------------------------------------------------------
@@ -308,7 +308,7 @@ def opening_panel(opening: Opening, width: int) -> Text:
         ("target", [opening.target, opening.target_bits]),
         ("drafter", drafter),
         ("method", [_METHODS[opening.method], None if opening.width is None else f"width {opening.width}"]),
-        ("memory", [None if opening.memory_bytes is None else _size(opening.memory_bytes)]),
+        ("memory", [None if opening.memory_bytes is None else decimal(opening.memory_bytes)]),
         ("device", [opening.device]),
         ("context", [None if opening.context_length is None else f"{opening.context_length:,} tokens"]),
     ]
@@ -341,7 +341,3 @@ def first_run_help(width: int) -> Text:
 def thought_line(seconds: float, tokens: int) -> Text:
     """What a folded reasoning leaves. Example: `thought for 3.2 s, 214 tokens`."""
     return Text(f"thought for {seconds:.1f} s, {tokens:,} tokens", style=theme.DIM)
-
-
-def _size(size: int) -> str:
-    return f"{size / 1e9:.2f} GB"

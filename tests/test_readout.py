@@ -171,13 +171,6 @@ def test_a_context_that_fills_up(used: int, expected: str | None) -> None:
     assert (warning and warning.plain) == expected
 
 
-def test_a_memory_that_fills_up() -> None:
-    warning = context_warning(21_000_000_000, 24_000_000_000, "memory")
-    assert warning is not None
-    assert warning.plain == "87% of the memory is used: 21.00 GB of 24.00 GB"
-    assert context_warning(10**6, None) is None
-
-
 # ---- the session -----------------------------------------------------------------------------------------
 
 
@@ -230,7 +223,7 @@ def test_a_table_of_nothing() -> None:
                 "│ drafter  z-lab/Qwen3.8-27B-DFlash2   │",
                 "│          abcdef0   4-bit             │",
                 "│ method   DFlash 2   width 5          │",
-                "│ memory   17.30 GB                    │",
+                "│ memory   17.3 GB                     │",
                 "│ device   Apple M4 Max                │",
                 "│ context  262,144 tokens              │",
                 "╰──────────────────────────────────────╯",
@@ -243,7 +236,7 @@ def test_a_table_of_nothing() -> None:
                 "│ target   mlx-community/Qwen3.8-27B-4bit   4-bit      │",
                 "│ drafter  z-lab/Qwen3.8-27B-DFlash2   abcdef0   4-bit │",
                 "│ method   DFlash 2   width 5                          │",
-                "│ memory   17.30 GB                                    │",
+                "│ memory   17.3 GB                                     │",
                 "│ device   Apple M4 Max                                │",
                 "│ context  262,144 tokens                              │",
                 "╰──────────────────────────────────────────────────────╯",
