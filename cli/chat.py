@@ -93,14 +93,24 @@ def chat(
     wanted = models.Wanted(name, drafter, plain, revision, drafter_revision, bits, force)
     settings = Settings(sampling, max_tokens, width, plain, reasoning, show_reasoning, not no_stats)
     front = _front(settings)
-    state = _load(wanted, settings, system)
-    _open(state, front, with_demo=name == demo.NAME)
+    state = load(wanted, settings, system)
+    welcome(state, front, with_demo=name == demo.NAME)
     code = talk(state, front, debug=options.debugging(ctx))
     if code:
         raise typer.Exit(code)
 
 
-def _load(wanted: models.Wanted, settings: Settings, system: str | None) -> Chat:
+def load(wanted: models.Wanted, settings: Settings, system: str | None) -> Chat:
+    """A chat that can begin.
+
+    Args:
+        wanted: Target and drafter.
+        settings: As the options say.
+        system: The system message; None for none.
+
+    Raises:
+        UserError: Something is not there, does not fit, or is nothing that this model can do.
+    """
     loaded = models.load_told(wanted, CONTEXT)
     from dflash_mlx.reasoning import reasoning_switches
     from dflash_mlx.session import Session
@@ -114,7 +124,9 @@ def _load(wanted: models.Wanted, settings: Settings, system: str | None) -> Chat
     window = window_of(pair, force=wanted.force)
     context = None if window is None else window.tokens
     opening = _opening(loaded, pair.check_width(settings.asked_width), context)
-    return Chat(pair, Session(pair), settings, Conversation(system), window, opening)
+    state = Chat(pair, Session(pair), settings, Conversation(), window, opening)
+    state.set_system(system)
+    return state
 
 
 def _opening(loaded: models.Loaded, width: int, context: int | None) -> Opening:
@@ -152,8 +164,8 @@ def _front(settings: Settings) -> Front:
     return TerminalFront(settings, LineEditor(history, names), first_run=new)
 
 
-def _open(state: Chat, front: Front, *, with_demo: bool) -> None:
-    """What runs, and how to begin."""
+def welcome(state: Chat, front: Front, *, with_demo: bool) -> None:
+    """Say what runs, and how to begin."""
     from . import readout
 
     if not front.interactive:
@@ -226,6 +238,8 @@ def _reply(state: Chat, front: Front, question: str, *, again: bool) -> None:
         front.say("stopped before anything was said; the question is not part of the conversation")
     elif reply.reason == "interrupted":
         front.say("stopped; what was said is kept")
+    if reply.empty:
+        front.say("the model ended its reply without a word; `/retry` asks again")
     if reply.cut:
         front.say(f"cut at {state.settings.max_tokens:,} tokens; `--max-tokens` sets how long a reply can be")
     warning = state.warning()

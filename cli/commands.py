@@ -106,20 +106,20 @@ def _reset(chat: Chat, argument: str) -> Outcome:
 
 
 def _system(chat: Chat, argument: str) -> Outcome:
-    conversation = chat.conversation
     if argument == "-":
-        conversation.system = None
+        chat.set_system(None)
         return Outcome("no system message")
     if argument:
-        conversation.system = argument
+        chat.set_system(argument)
         return Outcome("system message set")
-    return Outcome(conversation.system or "no system message; `/system TEXT` sets one")
+    return Outcome(chat.conversation.system or "no system message; `/system TEXT` sets one")
 
 
 def _retry(chat: Chat, argument: str) -> Outcome:
-    same = chat.settings.sampling.greedy
-    note = "greedy decoding: the same reply unless something else changes, as with `/temp 0.7`"
-    return Outcome(note if same else None, ask=chat.conversation.last_question, again=True)
+    sampling = chat.settings.sampling
+    why = "greedy decoding" if sampling.greedy else None if sampling.seed is None else "a fixed seed"
+    note = f"{why}: the same reply unless something else changes, as with `/temp 0.7`"
+    return Outcome(why and note, ask=chat.conversation.last_question, again=True)
 
 
 def _width(chat: Chat, argument: str) -> Outcome:
@@ -136,9 +136,12 @@ def _width(chat: Chat, argument: str) -> Outcome:
 def _plain(chat: Chat, argument: str) -> Outcome:
     if chat.pair.drafter is None:
         raise UserError("there is no drafter: every reply is plain", "start chat without `--plain`")
-    chat.settings.plain = not chat.settings.plain
-    width = chat.pair.check_width(chat.settings.asked_width)
-    return Outcome("plain decoding" if chat.settings.plain else f"drafting again, width {width}")
+    settings = chat.settings
+    settings.plain = chat.pair.check_width(settings.asked_width) != 1
+    if settings.plain:
+        return Outcome("plain decoding")
+    settings.width = None if settings.width == 1 else settings.width
+    return Outcome(f"drafting again, width {chat.pair.check_width(settings.asked_width)}")
 
 
 def _reasoning(chat: Chat, argument: str) -> Outcome:

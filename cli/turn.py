@@ -60,11 +60,13 @@ class Reply:
     Attributes:
         kept: It is part of the conversation; nothing was said otherwise.
         cut: It reached `Settings.max_tokens`.
+        empty: The model ended it without a word.
     """
 
     kept: bool
     reason: FinishReason
     cut: bool
+    empty: bool
 
 
 class View(Protocol):
@@ -209,7 +211,22 @@ class Chat:
         if said.stats is not None and kept:
             self.replies.append(said.stats)
         cut = said.reason == "length" and (room is None or room > settings.max_tokens)
-        return Reply(kept, said.reason, cut)
+        return Reply(kept, said.reason, cut, empty=kept and not (said.thinking or said.answer))
+
+    def set_system(self, text: str | None) -> None:
+        """Change the system message.
+
+        Args:
+            text: None for none.
+
+        Raises:
+            UserError: The chat template refuses it, as some refuse any; the conversation is as it was.
+        """
+        from dflash_mlx.prompts import encode_chat
+
+        if text is not None:
+            encode_chat(self.pair.tokenizer, Conversation(text).messages("."))
+        self.conversation.system = text
 
     def reset(self) -> None:
         """Forget what was said."""
@@ -222,7 +239,7 @@ class Chat:
         self._used, self._warned = 0, 0.0
 
     def warning(self) -> Text | None:
-        """What to say of a window that fills up: once for each mark that it has passed."""
+        """What to say of a window that fills up: once for each mark that it has passed, if full each time."""
         from . import readout
 
         if self.window is None:
@@ -230,7 +247,7 @@ class Chat:
         marks = (readout.WARN_AT, readout.WARN_AGAIN_AT, 1.0)
         passed = max((mark for mark in marks if self._used >= mark * self.window.tokens), default=0.0)
         before, self._warned = self._warned, passed
-        if passed <= before:
+        if passed <= before and passed < 1:  # a reply that was cut says so each time
             return None
         text = readout.context_warning(self._used, self.window.tokens)
         if text is not None and self.window.of == MEMORY:

@@ -85,7 +85,7 @@ def _apply(
         reason = " ".join(str(problem).split()) or type(problem).__name__
         raise UserError(
             f"the chat template of this model refuses the conversation: {reason}",
-            "try it without a system message, or with `--raw`",
+            "try it without a system message, or with `generate --raw`",
         ) from problem
     return ids
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import fakes
+import jinja2
 import pytest
 from chat_fakes import ScriptedSession, Watcher, chat_of
 
@@ -102,12 +104,32 @@ def test_system(chat: Chat) -> None:
     assert chat.conversation.system is None
 
 
+def test_a_system_message_that_the_template_refuses_changes_nothing(
+    talked: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+
+    def refuse(messages: Any, **_: Any) -> list[int]:
+        jinja2.Template(template).render(messages=messages, raise_exception=raise_exception)
+        return [1]
+
+    def raise_exception(words: str) -> None:
+        raise jinja2.TemplateError(words)
+
+    monkeypatch.setattr(talked.pair.tokenizer, "apply_chat_template", refuse)
+    with pytest.raises(UserError, match="refuses the conversation: no system"):
+        commands.run(talked, "/system Be brief.")
+    assert talked.conversation.system is None
+
+
 def test_retry_asks_the_last_question_again(talked: Chat) -> None:
     outcome = commands.run(talked, "/retry")
     assert (outcome.ask, outcome.again) == ("Why?", True)
     assert "greedy" in shown(outcome)
     run(talked, "/temp 0.5")
     assert commands.run(talked, "/retry").show is None
+    talked.settings.sampling = replace(talked.settings.sampling, seed=1)
+    assert "a fixed seed" in run(talked, "/retry")
 
 
 def test_width_and_plain(chat: Chat) -> None:
@@ -120,6 +142,9 @@ def test_width_and_plain(chat: Chat) -> None:
     run(chat, "/plain")
     run(chat, "/width 5")  # who asks for a width wants to draft
     assert chat.settings.asked_width == 5
+    run(chat, "/width 1")
+    assert run(chat, "/plain") == "drafting again, width 8"  # width 1 was plain already
+    assert chat.settings.asked_width is None
 
 
 def test_without_a_drafter_there_is_nothing_to_switch() -> None:

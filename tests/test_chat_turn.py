@@ -19,7 +19,7 @@ def test_thinking_and_answer_are_told_apart_and_kept_apart() -> None:
     reply = chat.reply("Why?", view, view.pressed)
     assert (view.text("thinking"), view.text("answer")) == ("Hm.", "Yes.")
     assert chat.conversation.exchanges == [Exchange("Why?", "Yes.", "Hm.")]
-    assert (reply.kept, reply.reason, reply.cut) == (True, "stop", False)
+    assert (reply.kept, reply.reason, reply.cut, reply.empty) == (True, "stop", False, False)
     assert len(chat.replies) == 1
     assert view.ended == chat.replies
 
@@ -92,6 +92,14 @@ def test_stopped_before_anything_was_said_nothing_is_kept() -> None:
     assert chat.replies == []
 
 
+def test_a_reply_without_a_word_is_one() -> None:
+    session, view = ScriptedSession([["</think>"]]), Watcher()
+    chat = chat_of(session)
+    reply = chat.reply("Why?", view, view.pressed)
+    assert (reply.kept, reply.empty) == (True, True)
+    assert chat.conversation.exchanges == [Exchange("Why?", "")]
+
+
 def test_a_retry_loses_the_old_reply_only_when_there_is_a_new_one() -> None:
     session, view = ScriptedSession([["</think>one"], ["</think>two"], ["</think>three"]]), Watcher()
     chat = chat_of(session)
@@ -144,6 +152,11 @@ def test_each_mark_of_the_window_is_told_once() -> None:
     assert full is not None
     assert "is full" in full.plain
     assert "/reset" in full.plain
+    session.scripts.append(["</think>" + "x" * 30])
+    chat.reply("Why?" * 5, view, view.pressed, again=True)
+    again = chat.warning()  # this one was cut as well
+    assert again is not None
+    assert again.plain == full.plain
 
 
 def test_memory_is_named_where_it_is_what_ends() -> None:

@@ -100,9 +100,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
     settings = Settings(SamplingParams(), options.max_tokens, options.width)
-    state = chat._load(models.Wanted(options.target, options.drafter), settings, None)
+    state = chat.load(models.Wanted(options.target, options.drafter), settings, None)
     recorder = Recorder(options.questions, settings, options.columns)
-    chat._open(state, recorder, with_demo=False)
+    chat.welcome(state, recorder, with_demo=False)
     chat.talk(state, recorder, debug=True)
     if len(state.replies) != len(options.questions):
         sys.exit("not every question was answered")
