@@ -128,11 +128,11 @@ def test_no_question_was_trained_on() -> None:
         normalised(prompt) for prompt in TURNS if prompt != "Now add 15."
     }
     met = set()
-    for seed, count, late_from in (
-        (recipe.TARGET_SEED, recipe.TARGET_DIALOGUES, recipe.TARGET_LATE_FROM),
-        (recipe.TOKENIZER_SEED, recipe.TOKENIZER_DIALOGUES, None),
+    for seed, count, stages in (
+        (recipe.TARGET_SEED, recipe.TARGET_DIALOGUES, recipe.TARGET_STAGES),
+        (recipe.TOKENIZER_SEED, recipe.TOKENIZER_DIALOGUES, ()),
     ):
-        for turns in islice(stream(seed, late_from), count):
+        for turns in islice(stream(seed, stages), count):
             met.update(message["content"] for message in turns if message["role"] == "user")
     for row in drafter_prompts(recipe.DRAFTER_PROMPTS):
         met.update(message["content"] for message in row["messages"] if message["role"] == "user")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count as count_up
 from random import Random
 
@@ -11,22 +12,28 @@ from .exchange import Exchange
 
 Dialogue = list[dict[str, str]]
 
-# Shares of the exchanges, early and late in the target's training: late, what it has learned already makes
-# room for copying, comparing and spelling. Long answers weigh more in tokens than these say.
-KINDS: dict[str, tuple[float, float, Callable[[Random], Exchange]]] = {
-    "sum": (0.12, 0.10, arithmetic.sum_),
-    "difference": (0.06, 0.08, arithmetic.difference),
-    "product": (0.07, 0.06, arithmetic.product),
-    "unit": (0.11, 0.08, arithmetic.unit),
-    "count": (0.13, 0.22, lists.count),
-    "sort": (0.16, 0.16, lists.sort),
-    "spell": (0.05, 0.12, lists.spell),
-    "repeat": (0.07, 0.09, lists.repeat),
-    "story": (0.11, 0.06, stories.story),
-    "code": (0.12, 0.05, functions.code),
+# How often each kind is asked for in the three stages of the target's training: what it has learned makes room
+# for copying, comparing and spelling, and at the end for knowing when a row is over. Long answers weigh more in
+# tokens than these shares say.
+KINDS: dict[str, tuple[tuple[float, float, float], Callable[[Random], Exchange]]] = {
+    "sum": ((0.12, 0.10, 0.08), arithmetic.sum_),
+    "difference": ((0.06, 0.08, 0.06), arithmetic.difference),
+    "product": ((0.07, 0.06, 0.03), arithmetic.product),
+    "unit": ((0.11, 0.08, 0.03), arithmetic.unit),
+    "count": ((0.13, 0.22, 0.12), lists.count),
+    "sort": ((0.16, 0.16, 0.16), lists.sort),
+    "spell": ((0.05, 0.12, 0.12), lists.spell),
+    "repeat": ((0.07, 0.09, 0.05), lists.repeat),
+    "story": ((0.11, 0.06, 0.04), stories.story),
+    "code": ((0.12, 0.05, 0.03), functions.code),
 }
+ROWS: tuple[tuple[tuple[float, float, float], Callable[[Random], Exchange]], ...] = (
+    ((0.0, 0.0, 0.20), lists.count_numbers),
+    ((0.0, 0.0, 0.08), lists.say),
+)
 TALK = 0.06
 FOLLOW = 0.04
+LAST_STAGE = 2
 
 SYSTEMS = (
     "You are a helpful assistant.",
@@ -39,25 +46,25 @@ SYSTEMS = (
 )
 
 
-def exchange(random: Random, *, late: bool = False) -> Exchange:
+def exchange(random: Random, stage: int = 0) -> Exchange:
     """One question of any kind, held out or not."""
-    kinds = list(KINDS.values())
-    draw = random.choices(kinds, [kind[late] for kind in kinds])[0][2]
+    kinds = [*KINDS.values(), *(ROWS if stage == LAST_STAGE else ())]
+    draw = random.choices(kinds, [shares[stage] for shares, _ in kinds])[0][1]
     return draw(random)
 
 
-def _turns(random: Random, late: bool) -> list[Exchange]:
+def _turns(random: Random, stage: int) -> list[Exchange]:
     part = random.random()
     if part < FOLLOW:
         return arithmetic.sum_and_more(random)
-    return [talk.talk(random)] if part < FOLLOW + TALK else [exchange(random, late=late)]
+    return [talk.talk(random)] if part < FOLLOW + TALK else [exchange(random, stage)]
 
 
-def dialogue(random: Random, *, late: bool = False) -> list[Exchange]:
-    """One to several exchanges, none of them held out; the first may be small talk."""
+def dialogue(random: Random, stage: int = 0) -> list[Exchange]:
+    """One to several exchanges, none of them held out."""
     turns: list[Exchange] = []
     while not turns or random.random() < 0.5:
-        new = _turns(random, late)
+        new = _turns(random, stage)
         if not any(each.held_out for each in new):
             turns += new
     return turns
@@ -72,23 +79,22 @@ def messages(turns: list[Exchange], system: str | None = None) -> Dialogue:
     return listed
 
 
-def stream(seed: int, late_from: int | None = None) -> Iterator[Dialogue]:
+def stream(seed: int, stages: Sequence[int] = ()) -> Iterator[Dialogue]:
     """Training dialogues without end; the same arguments give the same ones.
 
     Args:
         seed: Another one gives others.
-        late_from: The number of the first dialogue with the late shares; None: there are none.
+        stages: Numbers of the dialogues with which a new stage begins.
     """
     for index in count_up():
         random = Random(f"{seed} {index}")
         system = random.choice(SYSTEMS) if random.random() < 0.08 else None
-        late = late_from is not None and index >= late_from
-        yield messages(dialogue(random, late=late), system)
+        yield messages(dialogue(random, bisect_right(stages, index)), system)
 
 
 def held_out(kind: str, number: int, seed: int) -> list[Exchange]:
     """Different questions of a kind that the stream never has."""
-    draw = {**{name: draw for name, (_, _, draw) in KINDS.items()}, "talk": talk.talk}[kind]
+    draw = {**{name: draw for name, (_, draw) in KINDS.items()}, "talk": talk.talk}[kind]
     random = Random(f"held out {kind} {seed}")
     found: dict[str, Exchange] = {}
     while len(found) < number:

@@ -50,7 +50,7 @@ def count(random: Random) -> Exchange:
     """Numbers in a row, the words of a list, the letters of a word."""
     part = random.random()
     if part < 0.5:
-        return _count_numbers(random)
+        return count_numbers(random)
     if part < 0.75:
         words = [word(random) for _ in range(random.randint(3, 9))]
         prompt = phrase(random, _HOW_MANY_WORDS, words=", ".join(words))
@@ -65,7 +65,8 @@ def count(random: Random) -> Exchange:
     )
 
 
-def _count_numbers(random: Random) -> Exchange:
+def count_numbers(random: Random) -> Exchange:
+    """Numbers in a row."""
     way = random.random()
     if way < 0.6:
         start, step, length = random.randint(0, 99), 1, random.randint(5, 15)
@@ -107,13 +108,18 @@ def spell(random: Random) -> Exchange:
 def repeat(random: Random) -> Exchange:
     """A sentence, or a word several times."""
     if random.random() < 0.25:
-        chosen, n = word(random), random.randint(3, 9)
-        prompt = phrase(random, _SAY, word=chosen, n=n)
-        numbered = ", ".join(f"{i} {chosen}" for i in range(1, n + 1))
-        return Exchange("repeat", prompt, f"{numbered}.", f"{chosen} {n}")
+        return say(random)
     text = _sentence(random)
     prompt = random.choice(_REPEAT).format(text=text)
     return Exchange("repeat", prompt, text, text)
+
+
+def say(random: Random) -> Exchange:
+    """A word several times."""
+    chosen, n = word(random), random.randint(3, 9)
+    prompt = phrase(random, _SAY, word=chosen, n=n)
+    numbered = ", ".join(f"{i} {chosen}" for i in range(1, n + 1))
+    return Exchange("repeat", prompt, f"{numbered}.", f"{chosen} {n}")
 
 
 def _sentence(random: Random) -> str:

@@ -24,7 +24,7 @@ from . import prompts, recipe
 TIMES = "seconds.json"
 # Greedy and sampled answers; half of the drafter's tokens follow choices that only sampling makes.
 DRAFTER = ["--temperature", "0", "--temperature", "1", "--max-tokens", "160"]
-DRAFTER += ["--epochs", "4", "--batch-size", "16", "--anchors", "20", "--lr", "3e-3"]
+DRAFTER += ["--taps", "1,3,5,7", "--epochs", "4", "--batch-size", "16", "--anchors", "20", "--lr", "3e-3"]
 
 
 class Steps:

@@ -25,7 +25,7 @@ from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 from . import tokens
 from .dialogues import KINDS, held_out, messages, stream
-from .recipe import TARGET_LATE_FROM, TARGET_RATES, TARGET_SEED
+from .recipe import TARGET_RATES, TARGET_SEED, TARGET_STAGES
 
 TEXT_CONFIG: dict[str, Any] = {
     "vocab_size": tokens.VOCABULARY,
@@ -95,7 +95,7 @@ class Packed:
         self.taken = skip
         self._encode = tokenizer.backend_tokenizer.encode_batch
         self._special = {name: tokenizer.convert_tokens_to_ids(name) for name in (*tokens.ROLES, tokens.END)}
-        self._dialogues = stream(seed, TARGET_LATE_FROM)
+        self._dialogues = stream(seed, TARGET_STAGES)
         for _ in range(skip):
             next(self._dialogues)
         self._ids: list[int] = []
