@@ -66,7 +66,14 @@ class Budget:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One run: at which context length, seconds of a step in the middle, and of all of it per step."""
+    """One run.
+
+    Attributes:
+        length: Of the context.
+        step_seconds: Of a step in the middle.
+        cost: Of a step of a run, at most. Not all of it per step: a last one that is nearly free weighs less
+            in a longer run.
+    """
 
     length: int
     step_seconds: float
@@ -147,7 +154,8 @@ class PlainRate:
         reads = self._reads[: self.run - 1]
         if len(reads) > 1 and reads[-1] > reads[0]:
             step_seconds = (reads[-1] - reads[0]) / (len(reads) - 1)
-            new = Measurement(self._length, step_seconds, seconds / len(self._reads))
+            cost = max(step_seconds, seconds / len(self._reads))
+            new = Measurement(self._length, step_seconds, cost)
             self._measured = (*self._measured, new)[-self._tuning.kept :]
 
     def _step_cost(self, length: int) -> float:
