@@ -81,13 +81,13 @@ def chat(
 
     Without a terminal: a message a line on standard input, replies on standard output.
     """
-    drafting = {
-        "--drafter": drafter,
-        "--drafter-revision": drafter_revision,
-        "--drafter-bits": drafter_bits,
-        "--width": None if width == 1 else width,
-    }
-    options.check_plain(drafting, plain=plain)
+    options.check_plain(
+        plain,
+        drafter=drafter,
+        drafter_revision=drafter_revision,
+        drafter_bits=drafter_bits,
+        width=width,
+    )
     bits = None if drafter_bits is None else int(drafter_bits)
     name = demo.NAME if target is None else target
     wanted = models.Wanted(name, drafter, plain, revision, drafter_revision, bits, force)

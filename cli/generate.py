@@ -62,13 +62,13 @@ def generate(
 
     The text goes to standard output as it comes, one line of statistics to standard error.
     """
-    drafting = {
-        "--drafter": drafter,
-        "--drafter-revision": drafter_revision,
-        "--drafter-bits": drafter_bits,
-        "--width": None if width == 1 else width,
-    }
-    options.check_plain(drafting, plain=plain)
+    options.check_plain(
+        plain,
+        drafter=drafter,
+        drafter_revision=drafter_revision,
+        drafter_bits=drafter_bits,
+        width=width,
+    )
     _check_raw({"--system": system, "--reasoning": reasoning}, raw=raw)
     text = _read_prompt(prompt)
     bits = None if drafter_bits is None else int(drafter_bits)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields
 from typing import Annotated, Any, Literal
 
@@ -173,16 +173,25 @@ def debugging(context: typer.Context) -> bool:
     return bool(context.meta.get(DEBUG))
 
 
-def check_plain(drafting: Mapping[str, object], *, plain: bool) -> None:
+def check_plain(
+    plain: bool,
+    *,
+    drafter: str | None,
+    drafter_revision: str | None,
+    drafter_bits: str | None,
+    width: int | None,
+) -> None:
     """Refuse options of a drafter beside `--plain`.
-
-    Args:
-        drafting: Their names and values; None where one was not given.
-        plain: `--plain` was given.
 
     Raises:
         UserError: They contradict each other.
     """
+    drafting = {
+        "--drafter": drafter,
+        "--drafter-revision": drafter_revision,
+        "--drafter-bits": drafter_bits,
+        "--width": None if width == 1 else width,
+    }
     for option, value in drafting.items():
         if plain and value is not None:
             raise UserError(
