@@ -51,6 +51,9 @@ class Front(Protocol):
     def say(self, what: str | Callable[[int], Text]) -> None:
         """Show something that is no reply; what a function makes for a number of columns."""
 
+    def error(self, message: str, hint: str | None) -> None:
+        """Say what went wrong, and what to do about it."""
+
     def view(self) -> AbstractContextManager[View]:
         """For one reply."""
 
@@ -201,17 +204,17 @@ def talk(state: Chat, front: Front, *, debug: bool) -> int:
             raise
         except Exception as problem:  # noqa: BLE001 (a chat outlives a reply that failed)
             code = 1
-            _tell(problem, debug=debug)
+            _tell(problem, front, debug=debug)
 
 
-def _tell(problem: Exception, *, debug: bool) -> None:
+def _tell(problem: Exception, front: Front, *, debug: bool) -> None:
     if debug:
         console.traceback()
     if isinstance(problem, UserError):
-        console.error(problem.message, problem.hint)
+        front.error(problem.message, problem.hint)
     else:
         reason = " ".join(str(problem).split())
-        console.error(f"{type(problem).__name__}: {reason}", "the chat goes on; `--debug` shows where it was")
+        front.error(f"{type(problem).__name__}: {reason}", "the chat goes on; `--debug` shows where it was")
 
 
 def _answer(state: Chat, front: Front, line: str) -> bool:

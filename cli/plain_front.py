@@ -70,6 +70,10 @@ class PlainFront:
         """Something that is no reply."""
         console.note(what if isinstance(what, str) else what(console.PIPE_COLUMNS).plain)
 
+    def error(self, message: str, hint: str | None) -> None:
+        """What went wrong."""
+        console.error(message, hint)
+
     @contextmanager
     def view(self) -> Iterator[PlainView]:
         """For one reply."""

@@ -52,7 +52,14 @@ class TerminalFront:
         """Something that is no reply."""
         columns, _ = console.size()
         text = Text(console.harmless(what), style=theme.DIM) if isinstance(what, str) else what(columns)
-        console.write("".join(f"{theme.ansi(line)}\n" for line in grid.wrap(text, columns)))
+        _write(text, columns)
+
+    def error(self, message: str, hint: str | None) -> None:
+        """What went wrong, where the conversation is: standard error may be a file."""
+        columns, _ = console.size()
+        for name, style, said in (("error:", theme.ERROR, message), ("hint:", theme.VALUE, hint)):
+            if said:
+                _write(Text.assemble((name, style), f" {console.harmless(said)}"), columns)
 
     @contextmanager
     def view(self) -> Iterator[TerminalView]:
@@ -152,6 +159,10 @@ class TerminalView:
             lines = [_dimmed(line) for line in self._thinking.finish(self._screen.columns)]
             return [*lines, Text()]
         return [readout.thought_line(pace.thought_seconds, pace.thought_tokens), Text()]
+
+
+def _write(text: Text, columns: int) -> None:
+    console.write("".join(f"{theme.ansi(line)}\n" for line in grid.wrap(text, columns)))
 
 
 def _dimmed(line: Text) -> Text:

@@ -59,7 +59,7 @@ def test_two_turns_commands_files_and_history(case: Case, tmp_path: Path) -> Non
     assert "saved to" in first.say(f"/save {saved}")
     other = tmp_path / "other"
     other.write_text("mine")
-    assert "exists already" in first.say(f"/save {other}").replace("\n", "")
+    assert "exists already" in flowed(first.say(f"/save {other}"))
     first.send("\x04")
     assert first.end() == 0
 

@@ -156,10 +156,13 @@ def test_words_of_others_do_not_steer_it_either(capsys: Any, show: str) -> None:
     assert "held with ]0;titlex\n" in capsys.readouterr().err
 
 
-def test_what_is_said_on_a_terminal_does_not_steer_it(capsys: Any) -> None:
-    TerminalFront(chat_of(ScriptedSession([])).settings, Any, first_run=False).say("\x1b]0;title\x07a")
-    said = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
-    assert said == "]0;titlea\n"
+def test_words_on_a_terminal_do_not_steer_it_and_errors_are_where_the_conversation_is(capsys: Any) -> None:
+    front = TerminalFront(chat_of(ScriptedSession([])).settings, Any, first_run=False)
+    front.say("\x1b]0;title\x07a")
+    front.error("there is no `\x1b[2J`", "look")
+    captured = capsys.readouterr()
+    assert re.sub(r"\x1b\[[\d;]*m", "", captured.out) == "]0;titlea\nerror: there is no `[2J`\nhint: look\n"
+    assert captured.err == ""
 
 
 def test_an_empty_line_between_replies_and_none_at_the_end(capsys: Any, front: PlainFront) -> None:

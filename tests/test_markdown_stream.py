@@ -279,7 +279,7 @@ def pieces_of(source: str, cuts: list[int]) -> list[str]:
     return [source[start:end] for start, end in pairwise(places)]
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.too_slow])
 @given(st.one_of(SOURCES, LONG), st.lists(st.integers(0, 10_000), max_size=30), st.integers(8, 200))
 def test_the_same_lines_in_whatever_pieces(source: str, cuts: list[int], width: int) -> None:
     markdown = MarkdownStream()

@@ -73,6 +73,9 @@ class Recorder:
         text = Text(what, style=theme.DIM) if isinstance(what, str) else what(self._columns)
         self.lines += grid.wrap(text, self._columns)
 
+    def error(self, message: str, hint: str | None) -> None:
+        sys.exit(message)
+
     @contextmanager
     def view(self) -> Iterator[TerminalView]:
         with Paper(self._columns) as paper:
