@@ -91,6 +91,7 @@ class TerminalView:
         self._thinks = False
         self._thought: list[Text] = []  # the last lines of a thinking that will be folded
         self._reused: tuple[int, int] | None = None
+        self._pace: Pace | None = None  # the last one
 
     def reading(self, done: int, total: int) -> None:
         """How far the prompt is read."""
@@ -105,6 +106,7 @@ class TerminalView:
 
     def write(self, pieces: Sequence[Piece], pace: Pace) -> None:
         """More text, and the numbers so far."""
+        self._pace = pace
         lines: list[Text] = []
         for piece in pieces:
             if piece.kind == "thinking":
@@ -129,7 +131,8 @@ class TerminalView:
 
     def close(self) -> None:
         """What was shown stays, however the reply ended."""
-        self._screen.close(self._answer.finish(self._screen.columns))
+        thought = [] if self._pace is None else self._end_thinking(self._pace)
+        self._screen.close([*thought, *self._answer.finish(self._screen.columns)])
 
     def _live(self, pace: Pace, columns: int) -> list[Text]:
         if self._thinks:

@@ -113,6 +113,17 @@ def test_after_an_exception_the_text_stays() -> None:
     assert "thought for" in emulator.text
 
 
+def test_after_an_exception_while_it_thinks_that_is_told() -> None:
+    emulator, session = Emulator(), ScriptedSession([["Let me ", "think."]], fails=RuntimeError("no memory"))
+    chat = chat_of(session)
+    with Screen(emulator.write, lambda: (60, 12)) as screen:
+        view = TerminalView(screen, chat.settings)
+        with pytest.raises(RuntimeError):
+            chat.reply("Why?", view, lambda: False)
+        view.close()
+    assert emulator.text.startswith("thought for ")
+
+
 # ---- in a pipe -------------------------------------------------------------------------------------------
 
 
