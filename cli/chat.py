@@ -238,7 +238,7 @@ def _reply(state: Chat, front: Front, question: str, *, again: bool) -> None:
     if not front.interactive and reply.reason == "interrupted":
         raise typer.Exit(interrupt.EXIT_CODE)
     if not reply.kept:
-        front.say("stopped before anything was said; the question is not part of the conversation")
+        front.say("stopped before anything was said; `/retry` asks again")
     elif reply.reason == "interrupted":
         front.say("stopped; what was said is kept")
     if reply.empty:

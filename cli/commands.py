@@ -116,6 +116,8 @@ def _system(chat: Chat, argument: str) -> Outcome:
 
 
 def _retry(chat: Chat, argument: str) -> Outcome:
+    if chat.conversation.unanswered is not None:
+        return Outcome(ask=chat.conversation.unanswered)
     sampling = chat.settings.sampling
     why = "greedy decoding" if sampling.greedy else None if sampling.seed is None else "a fixed seed"
     note = f"{why}: the same reply unless something else changes, as with `/temp 0.7`"
@@ -230,7 +232,7 @@ COMMANDS: Sequence[Command] = (
     Command("/help", "", "this list", _help),
     Command("/reset", "", "forget what was said", _reset),
     Command("/system", "TEXT", "set the system message; `-` removes it", _system),
-    Command("/retry", "", "write the last reply again", _retry),
+    Command("/retry", "", "answer the last question again", _retry),
     Command("/width", "N", "rows of a verify pass; 1 decodes plainly", _width),
     Command("/plain", "", "decode without the drafter, or with it again", _plain),
     Command("/reasoning", "L", "how much the model thinks: off, on, or a level", _reasoning),

@@ -28,11 +28,13 @@ class Conversation:
         system: The system message; None for none.
         exchanges: Oldest first.
         file: Where it was saved to or loaded from last: the one file that `/save` may replace.
+        unanswered: The last question, if nothing was said to it.
     """
 
     system: str | None = None
     exchanges: list[Exchange] = field(default_factory=list)
     file: Path | None = None
+    unanswered: str | None = None
 
     @property
     def last_question(self) -> str:
@@ -73,11 +75,12 @@ class Conversation:
             again: It takes the place of the last one.
         """
         self.exchanges = [*self._before(again), exchange]
+        self.unanswered = None
 
     def reset(self) -> None:
         """Forget what was said; the system message stays."""
         self.exchanges = []
-        self.file = None
+        self.file = self.unanswered = None
 
     def _before(self, again: bool) -> list[Exchange]:
         return self.exchanges[:-1] if again else self.exchanges

@@ -172,12 +172,14 @@ class Chat:
             again: The answer takes the place of the last one, as soon as there is one.
 
         Raises:
-            UserError: It cannot be answered; the conversation is as it was.
+            UserError: It cannot be answered; what was said before is as it was.
         """
         from dflash_mlx.prompts import encode_chat, message_border
         from dflash_mlx.reasoning import splitter
 
         tokenizer, settings, session = self.pair.tokenizer, self.settings, self.session
+        if not again:
+            self.conversation.unanswered = question
         messages = self.conversation.messages(question, again=again)
         prompt = encode_chat(tokenizer, messages, reasoning=settings.reasoning)
         room = self._room(prompt)

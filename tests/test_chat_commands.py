@@ -132,6 +132,22 @@ def test_retry_asks_the_last_question_again(talked: Chat) -> None:
     assert "a fixed seed" in run(talked, "/retry")
 
 
+def test_retry_asks_what_was_not_answered_and_leaves_the_last_reply(talked: Chat) -> None:
+    never = Watcher(press_after=0)
+    talked.session.scripts.append(["a"])
+    talked.reply("And?", never, never.pressed)
+    outcome = commands.run(talked, "/retry")
+    assert (outcome.ask, outcome.again, outcome.show) == ("And?", False, None)
+    talked.session.scripts.append(["</think>So."])
+    view = Watcher()
+    talked.reply("And?", view, view.pressed)
+    assert [exchange.answer for exchange in talked.conversation.exchanges] == ["Because.", "So."]
+    assert commands.run(talked, "/retry").again
+    talked.reset()
+    with pytest.raises(UserError, match="no reply yet"):
+        commands.run(talked, "/retry")
+
+
 def test_width_and_plain(chat: Chat) -> None:
     assert "width 8" in run(chat, "/width")
     assert "width 3" in run(chat, "/width 3")

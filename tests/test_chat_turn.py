@@ -178,6 +178,7 @@ def test_a_prompt_that_fills_the_window_is_refused_and_nothing_is_lost(said_befo
     with pytest.raises(UserError, match=r"context is full: .* 60 fit") as raised:
         chat.reply("x" * 60, view, view.pressed)
     assert ("/reset" in str(raised.value.hint)) == said_before
+    assert chat.conversation.unanswered == "x" * 60
     assert chat.conversation.exchanges == before
     assert len(session.asked) == said_before
 
