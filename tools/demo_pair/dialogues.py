@@ -9,12 +9,13 @@ from random import Random
 
 from . import arithmetic, functions, lists, stories, talk
 from .exchange import Exchange
+from .words import is_listed
 
 Dialogue = list[dict[str, str]]
 
-# How often each kind is asked for in the three stages of the target's training: what it has learned makes room
-# for copying, comparing and spelling, and at the end for knowing when a row is over. Long answers weigh more in
-# tokens than these shares say.
+# How often each kind is asked for in the three stages of the target's training: what it has learned makes
+# room for copying, comparing and spelling, and at the end for knowing when a row is over. Long answers weigh
+# more in tokens than these shares say.
 KINDS: dict[str, tuple[tuple[float, float, float], Callable[[Random], Exchange]]] = {
     "sum": ((0.12, 0.10, 0.08), arithmetic.sum_),
     "difference": ((0.06, 0.08, 0.06), arithmetic.difference),
@@ -93,12 +94,16 @@ def stream(seed: int, stages: Sequence[int] = ()) -> Iterator[Dialogue]:
 
 
 def held_out(kind: str, number: int, seed: int) -> list[Exchange]:
-    """Different questions of a kind that the stream never has."""
+    """Different questions of a kind that the stream never has.
+
+    Letters are asked of made-up words only: those of a word that is one token cannot be worked out.
+    """
     draw = {**{name: draw for name, (_, draw) in KINDS.items()}, "talk": talk.talk}[kind]
     random = Random(f"held out {kind} {seed}")
     found: dict[str, Exchange] = {}
     while len(found) < number:
         new = draw(random)
-        if new.held_out and new.kind == kind and new.about not in found:
+        asked = new.held_out and new.kind == kind and not is_listed(new.facts.get("letters_of", ""))
+        if asked and new.about not in found:
             found[new.about] = new
     return list(found.values())

@@ -60,9 +60,8 @@ def count(random: Random) -> Exchange:
     chosen = word(random)
     prompt = phrase(random, _HOW_MANY_LETTERS, word=chosen)
     shown = ", ".join(f"{i} {letter}" for i, letter in enumerate(chosen, 1))
-    return Exchange(
-        "count", prompt, f"{shown}. The word {chosen} has {len(chosen)} letters.", f"letters {chosen}"
-    )
+    answer = f"{shown}. The word {chosen} has {len(chosen)} letters."
+    return Exchange("count", prompt, answer, f"letters {chosen}", {"letters_of": chosen})
 
 
 def count_numbers(random: Random) -> Exchange:
@@ -102,7 +101,7 @@ def spell(random: Random) -> Exchange:
     chosen = word(random)
     prompt = phrase(random, _SPELL, word=chosen)
     answer = f"{chosen} is spelled {'-'.join(chosen)}. It starts with {chosen[0]} and ends with {chosen[-1]}."
-    return Exchange("spell", prompt, answer, chosen)
+    return Exchange("spell", prompt, answer, chosen, {"letters_of": chosen})
 
 
 def repeat(random: Random) -> Exchange:

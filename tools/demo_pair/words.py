@@ -157,6 +157,11 @@ def word(random: Random) -> str:
     return made_up(random, random.choice((1, 2)))
 
 
+def is_listed(word: str) -> bool:
+    """True for a word of the lists. Most are one token, whose letters nobody can know who was never told."""
+    return word in NOUNS or word in ADJECTIVES
+
+
 def article(noun: str) -> str:
     """The noun with `a` or `an`."""
     return ("an " if noun[0] in "aeiou" else "a ") + noun
