@@ -73,13 +73,13 @@ def main() -> None:
             differ.append(prompt)
             print(f"  DIFFERENT from plain: {replies['plain'].text}")
     ratio = plain_seconds / drafted_seconds
-    same = "all texts equal to plain decoding's" if not differ else f"{len(differ)} texts DIFFER"
+    same = "all texts are plain decoding's" if not differ else f"{len(differ)} texts DIFFER"
     print(f"five prompts: {ratio:.2f}x as fast as plain   {args.rounds} interleaved rounds, {same}")
     library = blas.preload()
     if mx.default_device() == mx.cpu and not library.active:
         print(
-            "No more than that, because without a fast BLAS a pass over eight rows costs many times a pass over"
-            f" one.\nhint: {library.hint}"
+            "Without a fast BLAS a pass over eight rows costs many times a pass over one: no more is possible."
+            f"\nhint: {library.hint}"
         )
     raise SystemExit(bool(differ) or ratio < args.at_least)
 

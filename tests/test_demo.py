@@ -36,7 +36,6 @@ from dflash_mlx.errors import UserError
 from dflash_mlx.prompts import encode_chat, message_border
 from dflash_mlx.sampling import Sampler
 from dflash_mlx.train.evaluate import ArgmaxDrafter
-from dflash_mlx.weights_convert import convert
 
 ROOT = Path(__file__).parent.parent
 QUESTIONS = Path(__file__).parent / "data" / "demo_questions.jsonl"
@@ -110,7 +109,8 @@ def test_acceptance_length_of_sampled_answers() -> None:
 
 @pytest.mark.slow
 def test_a_drafter_of_four_bits_keeps_the_acceptance(tmp_path: Path) -> None:
-    convert(demo.drafter_folder(), tmp_path / "four", bits=4, group_size=32)
+    command = ["convert", str(demo.drafter_folder()), "--bits", "4", "--group-size", "32"]
+    assert CliRunner().invoke(app, [*command, "--out", str(tmp_path / "four")]).exit_code == 0
     four = load_pair("demo", tmp_path / "four")
     asked = read(QUESTIONS, 20)
     assert score(four, asked)["all"].tau >= 0.95 * score(pair(), asked)["all"].tau
