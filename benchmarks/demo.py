@@ -78,7 +78,7 @@ def main() -> None:
     library = blas.preload()
     if mx.default_device() == mx.cpu and not library.active:
         print(
-            "Without a fast BLAS a pass over eight rows costs many times a pass over one: no more is possible."
+            "Without a fast BLAS a pass over eight rows costs many times a pass over one: that is why."
             f"\nhint: {library.hint}"
         )
     raise SystemExit(bool(differ) or ratio < args.at_least)
