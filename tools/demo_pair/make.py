@@ -66,7 +66,8 @@ def make(work: Path) -> None:
     steps.run("drafter converted", drafter, *program, "convert", answered, *half, "--out", drafter)
     for source, name in ((target, "target"), (drafter, "drafter")):
         shutil.rmtree(demo.FOLDER / name, ignore_errors=True)
-        shutil.copytree(source, demo.FOLDER / name)
+        # The pair has one card, beside these folders.
+        shutil.copytree(source, demo.FOLDER / name, ignore=shutil.ignore_patterns("README.md"))
     demo.write_list()
     for name, seconds in steps.seconds.items():
         print(f"{name}: {seconds / 60:.1f} min")
