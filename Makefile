@@ -60,7 +60,7 @@ wheel-check: $(STAMP) ## build the wheel and run it from an empty environment
 	$(WHEEL_CHECK)/venv/bin/python -m pip install --quiet --constraint constraints.txt --upgrade pip
 	$(WHEEL_CHECK)/venv/bin/python -m pip install --quiet --constraint constraints.txt dist/*.whl
 	cd $(WHEEL_CHECK)/elsewhere && ../venv/bin/dflash-mlx --help
-	cd $(WHEEL_CHECK)/elsewhere && ../venv/bin/dflash-mlx generate --target demo --prompt "What is 47 + 38?"
+	cd $(WHEEL_CHECK)/elsewhere && ../venv/bin/dflash-mlx generate --target demo --prompt "What is 49 + 36?"
 	cd $(WHEEL_CHECK)/elsewhere && ../venv/bin/python -I -c "import pkgutil, dflash_mlx; \
 		[__import__(m.name) for m in pkgutil.walk_packages(dflash_mlx.__path__, 'dflash_mlx.') \
 		if not m.name.endswith('__main__')]"

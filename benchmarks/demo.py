@@ -20,8 +20,8 @@ from dflash_mlx.types import Stats
 
 # One of each kind; tests/test_demo.py asserts that neither model was trained on them.
 PROMPTS = (
-    "What is 47 + 38?",
-    "How many days are 23 weeks?",
+    "What is 49 + 36?",
+    "How many days are 44 weeks?",
     "Sort these numbers from small to large: 61, 27, 94, 35, 12.",
     "Tell me a story about Zelda the fox and a map.",
     "Write a Python function helper that adds width and height.",

@@ -30,8 +30,8 @@ def test_a_conversation(case: Case, tmp_path: Path) -> None:
     for words in ("target demo", "drafter demo", "DFlash 2   width 8", "--target mlx-community/"):
         assert words in re.sub(r" +", " ", chat.text).replace("2 width", "2   width")
 
-    said = chat.say("What is 47 + 38?")
-    assert "So 47 + 38 = 85." in said
+    said = chat.say("What is 49 + 36?")
+    assert "So 49 + 36 = 85." in said
     assert re.search(READOUT, said)
     said = chat.say("Now add 15.")
     assert "So 85 + 15 = 100." in said
@@ -69,7 +69,7 @@ def test_an_interrupted_reply_and_a_right_next_one(case: Case, tmp_path: Path) -
     chat.resize(44, 24)
     chat.interrupt()
     chat.wait_prompt(2)
-    chat.send("What is 47 + 38?\r")
+    chat.send("What is 49 + 36?\r")
     chat.wait(lambda: chat.text.count("τ") >= 2, "the second reply")
     chat.interrupt()
     chat.wait_prompt(3)
@@ -83,19 +83,19 @@ def test_an_interrupted_reply_and_a_right_next_one(case: Case, tmp_path: Path) -
         count = len(case.pair.tokenizer.encode(answer)) + 8
         assert case.reply(messages[:place], count, sampling=never_ends).startswith(answer)
         assert answer
-    assert messages[1]["content"].startswith("Once there was a fox named Zelda.")
+    assert messages[1]["content"].startswith("Once there was a fox")
 
 
 def test_a_pipe() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "dflash_mlx.cli", "chat"],
-        input="What is 47 + 38?\nNow add 15.\n",
+        input="What is 49 + 36?\nNow add 15.\n",
         capture_output=True,
         text=True,
         check=True,
     )
     first, second = done.stdout.split("\n\n")
-    assert first.endswith("So 47 + 38 = 85.")
+    assert first.endswith("So 49 + 36 = 85.")
     assert second.endswith("So 85 + 15 = 100.\n")
     assert "\x1b" not in done.stdout + done.stderr
     assert len(re.findall(r"reused \d+ of \d+ prompt tokens", done.stderr)) == 1
