@@ -140,7 +140,7 @@ def test_a_run_tells_what_it_does(whole: Listening, folder: Path) -> None:
 def test_features_that_are_too_large_are_computed_at_every_epoch(
     whole: Listening, folder: Path, pair: Any
 ) -> None:
-    told = run(pair, job_of(folder, folder / "again", replace(SETTINGS, keep_features_bytes=0)))
+    told = run(pair, job_of(folder, folder / "unkept", replace(SETTINGS, keep_features_bytes=0)))
     assert told.of(Read) == []
     (timed,) = told.of(Timed)
     assert timed.target_forward > 0
