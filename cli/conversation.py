@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -58,14 +59,11 @@ class Conversation:
             `role` and `content`; where the model thought, `reasoning_content` too, which templates show or
             leave out by their own rules.
         """
-        messages = [] if self.system is None else [_message("system", self.system)]
-        for exchange in self._before(again):
-            messages.append(_message("user", exchange.question))
-            answer = _message("assistant", exchange.answer)
-            if exchange.reasoning:
-                answer["reasoning_content"] = exchange.reasoning
-            messages.append(answer)
-        return [*messages, _message("user", question)]
+        return [*self._said(self._before(again)), _message("user", question)]
+
+    def said(self) -> list[dict[str, str]]:
+        """All messages so far, as in `messages`."""
+        return self._said(self.exchanges)
 
     def add(self, exchange: Exchange, *, again: bool = False) -> None:
         """A reply is there.
@@ -81,6 +79,16 @@ class Conversation:
         """Forget what was said; the system message stays."""
         self.exchanges = []
         self.file = self.unanswered = None
+
+    def _said(self, exchanges: Sequence[Exchange]) -> list[dict[str, str]]:
+        messages = [] if self.system is None else [_message("system", self.system)]
+        for exchange in exchanges:
+            messages.append(_message("user", exchange.question))
+            answer = _message("assistant", exchange.answer)
+            if exchange.reasoning:
+                answer["reasoning_content"] = exchange.reasoning
+            messages.append(answer)
+        return messages
 
     def _before(self, again: bool) -> list[Exchange]:
         return self.exchanges[:-1] if again else self.exchanges

@@ -39,12 +39,7 @@ def save(conversation: Conversation, path: Path, target: str) -> None:
     Raises:
         UserError: There is another file under this name already, or it cannot be written.
     """
-    messages = [] if conversation.system is None else [{"role": "system", "content": conversation.system}]
-    for exchange in conversation.exchanges:
-        messages.append({"role": "user", "content": exchange.question})
-        thought = {"reasoning_content": exchange.reasoning} if exchange.reasoning else {}
-        messages.append({"role": "assistant", "content": exchange.answer, **thought})
-    document = {"version": VERSION, "target": target, "messages": messages}
+    document = {"version": VERSION, "target": target, "messages": conversation.said()}
     try:
         if path.exists() and path != conversation.file:
             raise UserError(f"`{path}` exists already", "choose another name: no file is replaced")
