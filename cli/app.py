@@ -31,22 +31,17 @@ class Boundary(TyperGroup):
         except (typer.Exit, typer.Abort, typer.TyperException, BrokenPipeError):
             raise
         except UserError as problem:
-            if _debug(ctx):
+            if options.debugging(ctx):
                 console.traceback()
             console.error(problem.message, problem.hint)
         except Exception as problem:  # noqa: BLE001 (the boundary: nobody is left to hand it to)
-            if _debug(ctx):
+            if options.debugging(ctx):
                 console.traceback()
-            reason = " ".join(str(problem).split())
-            console.error(f"{type(problem).__name__}: {reason}", None if _debug(ctx) else _BUG)
+            console.error(console.unexpected(problem), None if options.debugging(ctx) else _BUG)
         raise typer.Exit(1)
 
 
 _BUG = "this is a mistake of dflash-mlx; `--debug` shows where it happened"
-
-
-def _debug(ctx: Any) -> bool:
-    return options.debugging(ctx)
 
 
 def _print_version(value: bool) -> None:

@@ -213,8 +213,7 @@ def _tell(problem: Exception, front: Front, *, debug: bool) -> None:
     if isinstance(problem, UserError):
         front.error(problem.message, problem.hint)
     else:
-        reason = " ".join(str(problem).split())
-        front.error(f"{type(problem).__name__}: {reason}", "the chat goes on; `--debug` shows where it was")
+        front.error(console.unexpected(problem), "the chat goes on; `--debug` shows where it was")
 
 
 def _answer(state: Chat, front: Front, line: str) -> bool:

@@ -63,6 +63,11 @@ def error(message: str, hint: str | None = None) -> None:
         console.print(Text.assemble(("hint:", "cyan"), f" {harmless(hint)}"))
 
 
+def unexpected(problem: Exception) -> str:
+    """An exception that nobody put into words, in one line."""
+    return f"{type(problem).__name__}: {' '.join(str(problem).split())}"
+
+
 def traceback() -> None:
     """The exception that is being handled, to stderr."""
     from traceback import format_exc
