@@ -1,6 +1,6 @@
 """Right answers and acceptance length by kind of question.
 
-    python -m demo_pair.evaluate tests/data/demo_questions.jsonl --temperature 1
+    python -m demo_pair.evaluate ../tests/data/demo_questions.jsonl --temperature 1
 
 τ is tokens per verify pass as the user gets them: an answer's last pass counts as far as the answer goes.
 """
@@ -76,10 +76,9 @@ def score(
             if isinstance(event, Block):
                 text += event.text
             if isinstance(event, Finished):
-                histogram = event.stats.accepted_histogram
-                cycles, plain = sum(histogram), event.stats.plain_steps
-                committed = event.stats.generated_tokens - 1 - plain
-                new = Score(1, int(is_right(question, text)), cycles, committed)
+                stats = event.stats
+                committed = stats.generated_tokens - 1 - stats.plain_steps
+                new = Score(1, int(is_right(question, text)), stats.cycles, committed)
                 found[question["kind"]] = found.get(question["kind"], Score()) + new
     found["all"] = sum(found.values(), Score())
     return found

@@ -22,7 +22,7 @@ from dflash_mlx.blas import preload
 from . import prompts, recipe
 
 TIMES = "seconds.json"
-# Greedy and sampled answers; half of the drafter's tokens follow choices that only sampling makes.
+# Sampled answers take the ways of a story that greedy ones never take.
 DRAFTER = ["--temperature", "0", "--temperature", "1", "--max-tokens", "160"]
 DRAFTER += ["--taps", "1,3,5,7", "--epochs", "4", "--batch-size", "16", "--anchors", "20", "--lr", "3e-3"]
 
