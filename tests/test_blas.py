@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -21,10 +22,14 @@ class Loader:
     def __init__(self, libraries: dict[str | None, bytes | None]) -> None:
         self.libraries: dict[str | None, bytes | None] = {None: None, **libraries}
         self.shared: list[str | None] = []
+        self.environment: dict[str, str] = {}
+        self.waits: list[str | None] = []  # as each library found it when it was loaded
 
     def __call__(self, soname: str | None, mode: int) -> Any:
         if soname not in self.libraries:
             raise OSError(f"{soname}: cannot open shared object file")
+        if soname is not None:
+            self.waits.append(self.environment.get(blas.WAIT))
         if mode == ctypes.RTLD_GLOBAL:
             self.shared.append(soname)
         config = self.libraries[soname]
@@ -40,7 +45,7 @@ class Loader:
 def find(
     loader: Loader, *, platform: str = "linux", mlx_is_loaded: bool = False, cuda: bool = False
 ) -> blas.Blas:
-    return blas.find(platform, mlx_is_loaded, cuda, loader)
+    return blas.find(platform, mlx_is_loaded, cuda, loader, loader.environment)
 
 
 def test_openblas_is_opened_for_everybody() -> None:
@@ -82,7 +87,11 @@ def test_after_mlx_it_is_too_late() -> None:
 @pytest.mark.parametrize("mlx_is_loaded", [True, False])
 def test_a_library_that_somebody_else_preloaded_counts(mlx_is_loaded: bool) -> None:
     loader = Loader({None: CONFIG})
+    loader.environment[blas.WAIT] = "8"
     assert find(loader, mlx_is_loaded=mlx_is_loaded) == blas.Blas("OpenBLAS 0.3.21", active=True)
+    del loader.environment[blas.WAIT]
+    assert find(loader, mlx_is_loaded=mlx_is_loaded).hint == blas.WAIT_HINT
+    assert loader.environment == {}
     assert loader.shared == []
 
 
@@ -94,13 +103,31 @@ def test_elsewhere_nothing_is_opened() -> None:
     assert loader.shared == []
 
 
+@pytest.mark.parametrize("given", [{}, {blas.WAIT: "28"}])
+@pytest.mark.parametrize("mlx_is_loaded", [True, False])
+def test_its_threads_wait_shortly_and_the_environment_stays(
+    given: dict[str, str], mlx_is_loaded: bool
+) -> None:
+    loader = Loader({"libopenblas.so.0": CONFIG})
+    loader.environment |= given
+    find(loader, mlx_is_loaded=mlx_is_loaded)
+    assert set(loader.waits) == {given.get(blas.WAIT, blas.TICKS)}
+    assert loader.environment == given
+
+
 # ---- for real ------------------------------------------------------------------------------------------
 
 
 def report_after(code: str) -> str:
     program = f"{code}\nfrom dflash_mlx import blas\nprint(blas.preload())"
+    environment = {name: value for name, value in os.environ.items() if name != blas.WAIT}
     return subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env=environment,
     ).stdout
 
 
@@ -123,3 +150,25 @@ def test_mlx_before_the_package_is_noticed() -> None:
     report = report_after("import mlx.core")
     assert "active=False" in report
     assert blas.ORDER_HINT in report
+
+
+IDLE = """
+import dflash_mlx, time
+import mlx.core as mx
+
+wide = mx.ones((1024, 1024))
+for _ in range(3):
+    mx.eval(wide @ wide)
+before = time.process_time()
+time.sleep(0.3)
+print("idle", time.process_time() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a matter of Linux wheels")
+def test_no_thread_of_it_computes_when_nothing_is_to_do() -> None:
+    """They would take 0.1 s each, from the plain steps that are measured after a verify pass."""
+    if not openblas_is_installed():
+        pytest.skip("OpenBLAS is not installed")
+    idle = float(report_after(IDLE).split("idle ")[1].split()[0])
+    assert idle < 0.03
