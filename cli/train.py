@@ -153,9 +153,28 @@ def train(
     max_length: Annotated[
         int, typer.Option(metavar="N", help="Longer sequences are cut.", rich_help_panel=_TRAINING)
     ] = _R.max_length,
+    optimizer: Annotated[
+        Literal["adamw", "muon"],
+        typer.Option(help="Muon is for matrices; the rest stays with AdamW.", rich_help_panel=_TRAINING),
+    ] = _O.optimizer,
     learning_rate: Annotated[
-        float, typer.Option("--learning-rate", "--lr", metavar="X", rich_help_panel=_TRAINING)
+        float,
+        typer.Option("--learning-rate", "--lr", metavar="X", help="AdamW's.", rich_help_panel=_TRAINING),
     ] = _O.learning_rate,
+    muon_rate: Annotated[
+        float | None,
+        typer.Option(
+            "--muon-lr",
+            metavar="X",
+            help="Muon's.",
+            show_default=str(_O.muon_rate),
+            rich_help_panel=_TRAINING,
+        ),
+    ] = None,
+    floor: Annotated[
+        float,
+        typer.Option(metavar="X", help="Share of the rates at the end.", rich_help_panel=_TRAINING),
+    ] = _O.floor,
     dtype: Annotated[
         Literal["bfloat16", "float32"] | None,
         typer.Option(
@@ -197,7 +216,7 @@ def train(
             sliding_window=sliding_window,
             causal=causal,
         ),
-        optimisation=Optimisation(learning_rate=learning_rate),
+        optimisation=_optimisation(optimizer, learning_rate, muon_rate, floor),
         epochs=epochs,
         batch_size=batch_size,
         accumulate=accumulate,
@@ -231,6 +250,15 @@ def train(
         stopped = run(pair, job, teller.tell, pressed)
     if stopped.reason == "interrupted":
         raise typer.Exit(INTERRUPTED)
+
+
+def _optimisation(
+    optimizer: Literal["adamw", "muon"], learning_rate: float, muon_rate: float | None, floor: float
+) -> Optimisation:
+    if optimizer != "muon" and muon_rate is not None:
+        raise UserError("`--muon-lr` is of no use without Muon", "add `--optimizer muon`")
+    muon_rate = _O.muon_rate if muon_rate is None else muon_rate
+    return Optimisation(optimizer, learning_rate, muon_rate, floor=floor)
 
 
 def _taps(text: str | None) -> tuple[int, ...] | None:

@@ -96,7 +96,7 @@ def check_download(target: Resolved, hub: Hub) -> None:
     """
     weights = None if target.complete else hub.weight_bytes(target)
     if weights is not None:
-        memory.check(target.name, memory.Need(weights), _machine())
+        memory.check(target.name, memory.Need(weights), this_machine())
 
 
 def _load(sources: Sources, context: int, *, force: bool) -> Pair:
@@ -117,7 +117,7 @@ def _load(sources: Sources, context: int, *, force: bool) -> Pair:
         built_drafter = load_drafter(chosen.folder, config=drafter_config, lazy=True)
     # Until here everything is lazy: no weights were read.
     longest = Fields(text_config(config), {}, "").optional_integer("max_position_embeddings")
-    need, there = _needs(built, built_drafter, config), _machine()
+    need, there = _needs(built, built_drafter, config), this_machine()
     if not force:
         context = context if longest is None else min(context, longest)
         memory.check(sources.target.name, need(context), there)
@@ -169,7 +169,8 @@ def _nbytes(module: nn.Module) -> int:
     return sum(array.nbytes for array in parameters.values())
 
 
-def _machine() -> memory.Machine:
+def this_machine() -> memory.Machine:
+    """Its memory, and what mlx's device may use of it."""
     physical = None
     # Not on every system; there a CPU's memory is not known, and nothing is refused.
     if {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= os.sysconf_names.keys():

@@ -177,5 +177,5 @@ def test_what_does_not_fit_into_memory_is_not_read(
 
 
 def test_the_machine_of_this_test_has_memory() -> None:
-    available = load._machine().available
+    available = load.this_machine().available
     assert available is None or available > 10**9

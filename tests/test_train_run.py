@@ -197,6 +197,21 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(
     assert (again.events[-1].reason, again.of(Stepped)) == ("finished", [])
 
 
+def test_a_run_with_muon_goes_on_too(whole: Listening, folder: Path, pair: Any) -> None:
+    settings = replace(SETTINGS, optimisation=replace(SETTINGS.optimisation, optimizer="muon"))
+    at_once = run(pair, job_of(folder, folder / "muon", settings))
+    run(pair, job_of(folder, folder / "muon-parts", settings), 2)
+    assert run(pair, job_of(folder, folder / "muon-parts", settings)).of(Started)[0].step == 2
+    assert curve(folder / "muon-parts") == curve(folder / "muon")
+    one, two = weights(folder / "muon-parts"), weights(folder / "muon")
+    assert all(mx.array_equal(one[name], two[name]) for name in two)
+    # Its steps are others, the rate that is told is AdamW's all the same.
+    assert [event.learning_rate for event in at_once.of(Stepped)] == [
+        event.learning_rate for event in whole.of(Stepped)
+    ]
+    assert not mx.array_equal(two["fc.weight"], weights(folder / "whole")["fc.weight"])
+
+
 def test_lines_after_a_checkpoint_are_forgotten(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"kind": "step", "step": 1}\n{"kind": "step", "step": 2}\n{"kind": "st')
@@ -306,7 +321,7 @@ def test_defaults_follow_the_published_drafters() -> None:
     assert config["rope_parameters"] == {"rope_theta": 1e7, "rope_type": "default"}
     small = new_config(facts(4, 224), Shape(), 3, "float32")
     assert small["dflash_config"]["target_layer_ids"] == [2, 3]
-    assert (small["head_dim"], small["num_attention_heads"], small["num_key_value_heads"]) == (32, 7, 1)
+    assert (small["head_dim"], small["num_attention_heads"], small["num_key_value_heads"]) == (32, 7, 7)
     assert new_config(facts(52, 512), Shape(), 3, "float32")["dflash_config"]["target_layer_ids"] == [
         1,
         13,
@@ -391,6 +406,9 @@ def test_ctrl_c_saves_and_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> 
         (["--temp", "0", "--temp", "0"], "different numbers"),
         (["--minutes", "-1"], "the budget is -1"),
         (["--lr", "0"], "the learning rate is 0"),
+        (["--optimizer", "muon", "--muon-lr", "inf"], "Muon's learning rate is inf"),
+        (["--floor", "2"], "the rates end at 2.0 of what they were"),
+        (["--muon-lr", "0.1"], "is of no use without Muon"),
         (["--mask-token", "1"], "pads, begins or ends"),
         (["--from", "dflash2"], "contradict each other"),
     ],

@@ -156,7 +156,7 @@ def test_sums_add_up() -> None:
 
 
 def test_schedule_warms_up_and_ends_at_a_tenth() -> None:
-    rate = schedule(Optimisation(), 100)
+    rate = schedule(Optimisation(), 6e-4, 100)
     values = [rate(mx.array(step)).item() for step in range(101)]
     assert values[0] == pytest.approx(6e-4 / 4, rel=1e-3)
     assert values[4] == pytest.approx(6e-4, rel=1e-3) == max(values)
@@ -234,6 +234,43 @@ def test_step_0_of_the_second_generation_is_the_first() -> None:
             drafter.extend(features, context)
             drafts.append(drafter.draft(mx.array([[seed]]), 8, context, target, 0.0).tokens.tolist())
         assert drafts[0] == drafts[1]
+
+
+@pytest.mark.parametrize("rule", ["adamw", "muon"])
+def test_an_optimizer_may_give_the_weights_in_any_order(rule: Any) -> None:
+    """The compiled update knows them by order; mlx's `MultiOptimizer` gives them in the order of a set."""
+
+    def backwards(tree: Any) -> Any:
+        if isinstance(tree, dict):
+            return {name: backwards(tree[name]) for name in reversed(tree)}
+        return [backwards(each) for each in tree] if isinstance(tree, list) else tree
+
+    settings = replace(SETTINGS, optimisation=Optimisation(rule))
+    straight, turned = trainer_of(2, settings), trainer_of(2, settings)
+    apply = turned.optimizer.apply_gradients
+    turned.optimizer.apply_gradients = lambda *trees: backwards(apply(*trees))
+    sequences = random_sequences()
+    batch = make_batch(sequences, [spread_anchors(sequence, 8) for sequence in sequences], settings)
+    for _ in range(3):
+        straight.step([batch])
+        turned.step([batch])
+    names, others = (dict(tree_flatten(trainer.weights)) for trainer in (straight, turned))
+    assert list(names) == list(others)
+    assert all(mx.array_equal(names[name], others[name]) for name in names)
+
+
+def test_muon_is_for_matrices_alone() -> None:
+    """Its first updates have the length of its rate; tables, norms and kernels move as with AdamW."""
+    found = {}
+    for rule in ("adamw", "muon"):
+        trainer = trainer_of(2, replace(SETTINGS, optimisation=Optimisation(rule)))
+        before = dict(tree_flatten(trainer.weights))
+        sequences = random_sequences()
+        trainer.step([make_batch(sequences, [[6, 9]] * len(sequences), SETTINGS)])
+        found[rule] = {name: new - before[name] for name, new in tree_flatten(trainer.weights)}
+    for name, moved in found["muon"].items():
+        matrix = moved.ndim == 2 and "codebook" not in name
+        assert mx.allclose(moved, found["adamw"][name], atol=1e-9).item() != matrix, name
 
 
 # ---- learning

@@ -19,7 +19,9 @@ from dflash_mlx.train.settings import Shape
 MOST_LAYERS = 5  # of all published second-generation drafters
 TARGET_LAYERS_PER_LAYER = 4  # small targets get fewer, but two
 HEAD_DIMS = ((2048, 128), (512, 64), (0, 32))  # from this hidden size on; published: 128 at 5120 and 6656
-QUERIES_PER_KEY = 3  # at least so many query heads share a key-value head; published: 4
+# At least so many query heads share a key-value head, from a hidden size on; published: 4. Small drafters
+# have no keys to save, and few dimensions to tell tokens apart by.
+QUERIES_PER_KEY = ((512, 3), (0, 1))
 MLP_RATIO, MLP_STEP = 3, 32  # published: 3.0 and 3.4 times the hidden size
 CONV_KERNEL, CONV_GROUP = 2, 16  # published
 SELECTOR_TOP_K = 16  # published
@@ -102,7 +104,7 @@ def attention_sizes(hidden_size: int) -> tuple[int, int, int]:
     """Dimension of a head, query heads, key-value heads."""
     head_dim = next(dim for least, dim in HEAD_DIMS if hidden_size >= least)
     heads = max(1, hidden_size // head_dim)
-    most = max(1, heads // QUERIES_PER_KEY)
+    most = max(1, heads // next(shared for least, shared in QUERIES_PER_KEY if hidden_size >= least))
     return head_dim, heads, max(count for count in range(1, most + 1) if heads % count == 0)
 
 

@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 import mlx.core as mx
 
+from dflash_mlx.load import this_machine
 from dflash_mlx.train.batches import Batch, TrainingSequence, make_batch
 from dflash_mlx.train.report import Listener, Read
 from dflash_mlx.train.settings import Settings
 from dflash_mlx.train.step import Trainer
+
+SHARE = 4  # one such part of the memory is for features
 
 
 class KeptFeatures:
@@ -32,7 +35,10 @@ class KeptFeatures:
         self._trainer, self._sequences, self._settings = trainer, sequences, settings
         row = trainer.row_features * trainer.row_dtype.size
         self.nbytes = row * sum(len(sequence.tokens) for sequence in sequences)
-        self.kept = settings.epochs > 1 and self.nbytes <= settings.keep_features_bytes
+        most = settings.keep_features_bytes
+        if most is None:
+            most = (this_machine().available or 0) // SHARE
+        self.kept = settings.epochs > 1 and self.nbytes <= most
         self._rows: dict[int, mx.array] = {}
 
     def fill(self, listener: Listener, cancelled: Callable[[], bool]) -> bool:

@@ -242,7 +242,7 @@ class Run:
             selector_loss=means.selector_loss,
             accuracy=means.accuracy,
             norm=number(norm),
-            learning_rate=number(self._trainer.optimizer.learning_rate),
+            learning_rate=number(self._trainer.learning_rate),
             tokens_per_second=pace.rate(pace.tokens),
             blocks_per_second=pace.rate(pace.blocks),
             seconds_left=left,

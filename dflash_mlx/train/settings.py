@@ -13,6 +13,7 @@ from dflash_mlx.errors import UserError
 GAMMAS = ((8, 4.0), (10, 5.0), (16, 7.0))
 
 Dtype = Literal["bfloat16", "float32"]
+Optimizer = Literal["adamw", "muon"]
 
 
 def gamma(block_size: int) -> float:
@@ -88,17 +89,21 @@ class Optimisation:
     """The update rule.
 
     Attributes:
-        learning_rate: At the end of the warm-up. The DFlash paper's (arXiv 2602.06036), as are the warm-up,
-            the clipping and the number of epochs.
+        optimizer: `muon` orthogonalizes the updates of matrices; tables, norms and kernels stay with AdamW.
+        learning_rate: AdamW's at the end of the warm-up. The DFlash paper's (arXiv 2602.06036), as are the
+            warm-up, the clipping and the number of epochs.
+        muon_rate: Muon's. Its author's for hidden layers.
         warmup: Share of all steps.
-        floor: Where the cosine ends, relative to `learning_rate`.
+        floor: Where the cosines end, relative to the rates.
         betas: AdamW's; bias-corrected, as in torch.
         weight_decay: torch's and mlx's default.
         clip: Largest norm of the gradient.
         selector_weight: Of the selector's loss beside the cross-entropy.
     """
 
+    optimizer: Optimizer = "adamw"
     learning_rate: float = 6e-4
+    muon_rate: float = 0.02
     warmup: float = 0.04
     floor: float = 0.1
     betas: tuple[float, float] = (0.9, 0.95)
@@ -107,8 +112,14 @@ class Optimisation:
     selector_weight: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.learning_rate < math.inf:
-            raise UserError(f"the learning rate is {self.learning_rate}, not a positive number")
+        for name, rate in (
+            ("the learning rate", self.learning_rate),
+            ("Muon's learning rate", self.muon_rate),
+        ):
+            if not 0 < rate < math.inf:
+                raise UserError(f"{name} is {rate}, not a positive number")
+        if not 0 <= self.floor <= 1:
+            raise UserError(f"the rates end at {self.floor} of what they were", "choose from 0 to 1")
 
 
 @dataclass(frozen=True)
@@ -125,6 +136,7 @@ class Settings:
         anchor_step: Likewise the number of blocks.
         head_bytes: Most bytes of float32 logits at once; larger batches go through the head in pieces.
         keep_features_bytes: The target's features are kept from epoch to epoch if all of them are smaller.
+            None: a quarter of the memory that there is.
         dtype: Of the computation; weights and optimizer are kept in float32. None: what suits the device.
         held_out: Most prompts kept for evaluation; of few prompts, one in `held_out_share`.
         held_out_share: See `held_out`.
@@ -149,7 +161,7 @@ class Settings:
     length_step: int = 64
     anchor_step: int = 8
     head_bytes: int = 256_000_000
-    keep_features_bytes: int = 2_000_000_000
+    keep_features_bytes: int | None = None
     dtype: Dtype | None = None
     held_out: int = 32
     held_out_share: int = 20

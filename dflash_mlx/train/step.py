@@ -23,9 +23,8 @@ from dflash_mlx.train.settings import Optimisation, Settings, gamma
 Tree = dict[str, Any]
 
 
-def schedule(optimisation: Optimisation, steps: int) -> Callable[[mx.array], mx.array]:
-    """Learning rate by step: a linear warm-up, then half a cosine down to the floor."""
-    rate = optimisation.learning_rate
+def schedule(optimisation: Optimisation, rate: float, steps: int) -> Callable[[mx.array], mx.array]:
+    """Learning rate by step: a linear warm-up to `rate`, then half a cosine down to the floor."""
     warmup = max(1, round(optimisation.warmup * steps))
     return optimizers.join_schedules(
         [
@@ -35,6 +34,25 @@ def schedule(optimisation: Optimisation, steps: int) -> Callable[[mx.array], mx.
         ],
         [warmup],
     )
+
+
+def optimizer(rule: Optimisation, steps: int) -> optimizers.Optimizer:
+    """AdamW; or Muon for the matrices between activations and AdamW for the rest."""
+    adamw = optimizers.AdamW(
+        schedule(rule, rule.learning_rate, steps),
+        betas=list(rule.betas),
+        weight_decay=rule.weight_decay,
+        bias_correction=True,
+    )
+    if rule.optimizer == "adamw":
+        return adamw
+    # mlx adds Muon's decay to the gradient, whose length Muon drops.
+    muon = optimizers.Muon(schedule(rule, rule.muon_rate, steps), weight_decay=0.0)
+    return optimizers.MultiOptimizer([muon, adamw], [_is_matrix])
+
+
+def _is_matrix(name: str, weight: mx.array) -> bool:
+    return weight.ndim == 2 and "codebook" not in name
 
 
 class Trainer:
@@ -56,12 +74,7 @@ class Trainer:
         # Without the empty branches of modules that have no weights: so a checkpoint has the same tree.
         self.weights: Tree = tree_unflatten([(name, x.astype(mx.float32)) for name, x in flat.items()])
         rule = settings.optimisation
-        self.optimizer = optimizers.AdamW(
-            schedule(rule, steps),
-            betas=list(rule.betas),
-            weight_decay=rule.weight_decay,
-            bias_correction=True,
-        )
+        self.optimizer = optimizer(rule, steps)
         self.optimizer.init(self.weights)
         self.block_loss = BlockLoss(
             drafter=drafter,
@@ -75,6 +88,15 @@ class Trainer:
         self._measure = mx.compile(self._sums)
         state = [self.weights, self.optimizer.state]
         self._update = mx.compile(self._apply, inputs=state, outputs=state)
+
+    @property
+    def learning_rate(self) -> mx.array:
+        """AdamW's, of the last update."""
+        adamw = self.optimizer
+        if isinstance(adamw, optimizers.MultiOptimizer):
+            adamw = adamw.optimizers[-1]
+        rate: mx.array = adamw.learning_rate
+        return rate
 
     @property
     def row_features(self) -> int:
@@ -144,18 +166,32 @@ class Trainer:
 
     def load(self, arrays: Tree) -> None:
         """Go on from a checkpoint's arrays."""
-        # In the order that they have here: sums over all weights then round as they would have.
-        self.weights.update(tree_map(lambda _, new: new, self.weights, arrays["weights"]))
-        state: Tree = tree_map(lambda _, new: new, self.optimizer.state, arrays["optimizer"])
-        self.optimizer.state.update(state)
+        self._set_weights(arrays["weights"])
+        self._set_state(tree_map(lambda _, new: new, self.optimizer.state, arrays["optimizer"]))
 
     def rehearse(self, gradients: Tree) -> Tree:
         """What an update computes, without its effect."""
         clipped, _ = optimizers.clip_grad_norm(gradients, self.settings.optimisation.clip)
         state = tree_map(lambda x: x, self.optimizer.state)
         found: Tree = self.optimizer.apply_gradients(clipped, self.weights)
-        self.optimizer.state.update(state)
+        self._set_state(state)
         return found
+
+    def _set_weights(self, weights: Tree) -> None:
+        """In place and in the order that they have here, whatever order they come in.
+
+        Sums over all weights then round as they did, and the compiled update, which knows its trees by order
+        alone, takes no weight for another. mlx's `MultiOptimizer` gives them in an order of its own.
+        """
+        self.weights.update(tree_map(lambda _, new: new, self.weights, weights))
+
+    def _set_state(self, state: Tree) -> None:
+        """In place: the compiled update holds the trees that it was made with."""
+        if isinstance(self.optimizer, optimizers.MultiOptimizer):
+            for part, own in zip(self.optimizer.optimizers, state["states"], strict=True):
+                part.state.update(own)
+        else:
+            self.optimizer.state.update(state)
 
     def _cast(self, weights: Tree) -> Tree:
         cast: Tree = tree_map(lambda x: x.astype(self.dtype), weights)
@@ -202,5 +238,5 @@ class Trainer:
     def _apply(self, gradients: Tree, weight: mx.array) -> mx.array:
         gradients = tree_map(lambda g: g / mx.maximum(weight, TINY), gradients)
         gradients, norm = optimizers.clip_grad_norm(gradients, self.settings.optimisation.clip)
-        self.weights.update(self.optimizer.apply_gradients(gradients, self.weights))
+        self._set_weights(self.optimizer.apply_gradients(gradients, self.weights))
         return norm
