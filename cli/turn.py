@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .readout import Opening
 
 MEMORY = "this machine's memory"
-PLAIN_SHARE = 0.03  # of a chat's decoding time, for steps that measure plain decoding
+PLAIN_SHARE = 0.03  # of a reply's decoding time, for steps that measure plain decoding
 
 
 @dataclass(frozen=True)

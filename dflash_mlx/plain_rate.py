@@ -1,9 +1,11 @@
 """What plain decoding costs on this machine, now, at this context length: measured between cycles.
 
 Now and then a run of plain steps takes the place of a cycle: k steps, pipelined as in plain decoding, read at
-r1 .. rk. What the run pays to start lies before r1, and after r(k-1) there is no next step to build, so
-r1 to r(k-1) is what k - 2 steps cost in the middle of a long plain reply. On a CPU, where building
-and computing take turns, the last one is nearly free: 0.08 of 2.4 ms, measured.
+r1 .. rk. What the run pays to start lies before r2: nothing overlaps a first step, and after a wide pass
+weights have to come into the processor's caches again (the demo pair's second step takes 5% more than later
+ones). After r(k-1) there is no next step to build; on a CPU, where building and computing take turns, the
+last one is nearly free: 0.08 of 2.4 ms, measured. So r2 to r(k-1) is what k - 3 steps cost in the middle of
+a long plain reply.
 
 Knows no tensors and no clock: it is told when tokens were read, and how long steps took.
 """
@@ -20,6 +22,7 @@ class Tuning:
     """The numbers behind `PlainRate`.
 
     Attributes:
+        warm_up: Steps of a run that are not timed, as they pay for what was before them.
         first_steps: Steps of a run where nothing is known: the fewest with a whole interval, so that the
             first figure comes early.
         steps: Steps of every other run: more of its time is measured, and the text does not stand still.
@@ -32,8 +35,9 @@ class Tuning:
         kept: How many runs are remembered, at any context length.
     """
 
-    first_steps: int = 3
-    steps: int = 5
+    warm_up: int = 2
+    first_steps: int = 4
+    steps: int = 6
     margin: float = 1.2
     near_tokens: int = 1024
     near_share: float = 1 / 8
@@ -84,8 +88,10 @@ class PlainRate:
     """Says when plain steps are to be measured, and what they cost. One per session.
 
     For each reply: `begin`; then for each `Block` event `plan`, `read` after each of its steps, `observe`.
-    The plain steps of a session take no more than the share of its decode time; a run that cost more than was
-    expected of it is waited out. One reply can take the cost of one run more, which earlier ones left to it.
+    The plain steps of a reply take no more than the share of its decode time, at any moment; a run that cost
+    more than was expected of it is waited out. Only where nothing is known of a context length, a first,
+    short run may spend what earlier replies left, or a chat of short ones would never have a figure; the
+    share of the session's decode time holds then, too.
 
     Attributes:
         run: Plain steps of the run that was planned last; 0 if none was.
@@ -93,7 +99,7 @@ class PlainRate:
 
     def __init__(self, tuning: Tuning = Tuning()) -> None:
         self.run = 0
-        self._tuning, self._budget = tuning, Budget()
+        self._tuning, self._session, self._reply = tuning, Budget(), Budget()
         self._measured: tuple[Measurement, ...] = ()  # oldest first; replaced whole: other threads may read
         self.begin(0.0)
 
@@ -103,7 +109,7 @@ class PlainRate:
         Args:
             share: Of the decode time, 0 .. 1, for plain steps that measure; 0: none.
         """
-        self._share = share
+        self._share, self._reply = share, Budget()
         # A plain step costs no more than the first token's, which nothing overlaps, or than a cycle.
         self._first: float | None = None
         self._cycle = math.inf
@@ -116,10 +122,12 @@ class PlainRate:
             left: Tokens that are wanted still; a run is never longer.
         """
         self._length, self._reads = length, list[float]()
-        steps = self._tuning.steps if self._near(length) else self._tuning.first_steps
+        known = bool(self._near(length))
+        steps = self._tuning.steps if known else self._tuning.first_steps
         wanted = self._share > 0 and self._first is not None and steps <= left
-        due = wanted and self._budget.affords(steps * self._step_cost(length), self._share)
-        self.run = steps if due else 0
+        payers = (self._session, self._reply) if known else (self._session,)
+        cost = steps * self._step_cost(length)
+        self.run = steps if wanted and all(one.affords(cost, self._share) for one in payers) else 0
         return self.run
 
     def read(self, now: float) -> bool:
@@ -140,10 +148,12 @@ class PlainRate:
         if width > 1:
             self._cycle = seconds
         if self.run:
-            self._budget.spend(seconds)
             self._keep(seconds)
         most = self._tuning.steps * self._step_cost(self._length)
-        self._budget.earn(seconds, self._share, most)
+        for budget in (self._session, self._reply):
+            if self.run:
+                budget.spend(seconds)
+            budget.earn(seconds, self._share, most)
 
     def tokens_per_second(self, length: int) -> float | None:
         """Of plain decoding at this context length; None if nothing near it was measured."""
@@ -151,7 +161,7 @@ class PlainRate:
         return 1 / statistics.median(near[-self._tuning.median_of :]) if near else None
 
     def _keep(self, seconds: float) -> None:
-        reads = self._reads[: self.run - 1]
+        reads = self._reads[self._tuning.warm_up - 1 : self.run - 1]
         if len(reads) > 1 and reads[-1] > reads[0]:
             step_seconds = (reads[-1] - reads[0]) / (len(reads) - 1)
             cost = max(step_seconds, seconds / len(self._reads))

@@ -124,9 +124,10 @@ class Session:
             snapshot_at: Lengths of the prompt where a later one may leave it: ends of messages, see
                 `prompts.message_border`.
             cancelled: Asked between steps; True ends the stream with reason "interrupted".
-            plain_share: How much of the session's decode time (0 .. 1) may go to plain steps that measure
-                what plain decoding would reach. They write the reply like any other step, but when they
-                come depends on the clock, so a seed alone does not repeat a reply then.
+            plain_share: How much of the decode time (0 .. 1) may go to plain steps that measure what plain
+                decoding would reach: of this reply's, and until there is a figure for its context length,
+                of the session's. They write the reply like any other step, but when they come depends on
+                the clock, so a seed alone does not repeat a reply then.
 
         Returns:
             The events. Closing the iterator early is allowed at any time, and so is a new `generate`, which

@@ -45,6 +45,7 @@ class Machine:
         base: A pipelined plain step at context length 0.
         slope: Of a step's cost per token of context.
         start: What nothing overlaps in a first step, of the cost of a step.
+        cold: What the second step of a run costs more, of a step: a wide pass was before it.
         cycle: A cycle's cost in those of unpipelined steps.
         last: What the last step of a run costs, of a step: less where building the next one is the slow part.
         noise: Largest deviation of any cost, relative.
@@ -53,6 +54,7 @@ class Machine:
     base: float = 0.04
     slope: float = 0.0
     start: float = 0.1
+    cold: float = 0.0
     cycle: float = 1.5
     last: float = 1.0
     noise: float = 0.0
@@ -61,7 +63,8 @@ class Machine:
     now: float = 0.0
     decode: float = 0.0  # seconds after first tokens
     plain: float = 0.0  # of these in runs
-    runs: list[tuple[float, int, int]] = field(default_factory=list)  # decode time before; length; steps
+    # Decode time before, length, steps, seconds
+    runs: list[tuple[float, int, int, float]] = field(default_factory=list)
     chance: random.Random = field(default_factory=lambda: random.Random(1))
 
     def step(self, length: int) -> float:
@@ -98,13 +101,13 @@ class Machine:
         return length
 
     def run(self, steps: int, length: int) -> None:
-        self.runs.append((self.decode, length, steps))
         before = self.now
+        more = [1 + self.start, 1 + self.cold, *[1.0] * (steps - 3), self.last]
         for i in range(steps):
-            more = 1 + self.start if i == 0 else self.last if i == steps - 1 else 1.0
-            self.spend(self.step(length + i) * more)
+            self.spend(self.step(length + i) * more[i])
             assert self.rate.read(self.now) == (i < steps - 1)
         self.plain += self.now - before
+        self.runs.append((self.decode, length, steps, self.now - before))
 
 
 MACHINES = st.builds(
@@ -112,11 +115,12 @@ MACHINES = st.builds(
     base=st.floats(1e-4, 2.0),
     slope=st.floats(0, 1e-4),  # over `near_tokens`, and with the noise, a step costs no more than the margin
     start=st.floats(0, 2),
+    cold=st.sampled_from([0.0, 0.3]),
     cycle=st.floats(1.15, 6),
     last=st.floats(0.01, 1),
     noise=st.sampled_from([0.0, 0.03]),
     committed=st.integers(1, 12),
-    chance=st.randoms(use_true_random=False),
+    chance=st.builds(random.Random, st.integers(0, 2**32)),
 )
 SHARES = st.sampled_from([0.01, 0.03, 0.3, 0.9, 1.0])
 REPLIES = st.lists(st.tuples(st.integers(1, 4000), st.integers(1, 300)), min_size=1, max_size=6)
@@ -132,23 +136,48 @@ REPLIES = st.lists(st.tuples(st.integers(1, 4000), st.integers(1, 300)), min_siz
 def test_the_budget_is_never_overdrawn(
     machine: Machine, share: float, replies: list[tuple[int, int]]
 ) -> None:
-    """By the session at no moment, and by one reply by no more than a run."""
-
-    def within() -> None:
-        assert machine.plain <= share * machine.decode * (1 + 1e-9)
-
+    """At no moment: by the session, nor by a reply but for a first run that earlier ones have paid."""
     length = 0
     for prompt, tokens in replies:
-        decoded, plain = machine.decode, machine.plain
+        decoded, runs = machine.decode, len(machine.runs)
+
+        def within(decoded: float = decoded, runs: int = runs) -> None:
+            assert machine.plain <= share * machine.decode * (1 + 1e-9)
+            own = sum(seconds for *_, steps, seconds in machine.runs[runs:] if steps == TUNING.steps)
+            assert own <= share * (machine.decode - decoded) * (1 + 1e-9)
+
         length = machine.reply(length + prompt, tokens, share, within)
-        run = TUNING.steps * machine.step(length) * (1 + machine.start) * TUNING.margin * (1 + machine.noise)
-        assert machine.plain - plain <= share * (machine.decode - decoded) + run
+
+
+def test_a_reply_pays_for_itself_where_a_figure_is_known() -> None:
+    """Short ones, later, measure nothing more; they keep the figure."""
+    machine = Machine()
+    while not machine.runs:
+        machine.reply(100, 20, 0.03)
+    for _ in range(100):
+        machine.reply(100, 20, 0.03)
+    assert len(machine.runs) == 1
+    assert machine.rate.tokens_per_second(100) == pytest.approx(1 / machine.base)
+    machine.reply(100, 4000, 0.03)
+    assert len(machine.runs) > 5
+
+
+@pytest.mark.parametrize("last", [0.02, 1.0])
+@pytest.mark.parametrize("start", [0.0, 2.0])
+@pytest.mark.parametrize("cold", [0.05, 0.6])
+def test_what_a_wide_pass_leaves_behind_is_left_out(cold: float, start: float, last: float) -> None:
+    """Every run comes right after one, and a figure that is too low makes the ratio too high."""
+    machine = Machine(cold=cold, start=start, last=last)
+    for least, tokens in ((1, 30), (9, 4000)):  # a first run, short; longer ones
+        while len(machine.runs) < least:
+            machine.reply(100, tokens, 0.03)
+        assert machine.rate.tokens_per_second(100) == pytest.approx(1 / machine.base)
 
 
 @given(machine=MACHINES, share=SHARES, length=st.integers(1, 30_000), tokens=st.integers(1, 60))
 @settings(deadline=None, max_examples=40)
 def test_the_first_figure_comes_soon(machine: Machine, share: float, length: int, tokens: int) -> None:
-    """Bounded by the cost of three steps, whether replies are short or long."""
+    """Bounded by the cost of four steps, whether replies are short or long."""
     first = machine.step(length) * (1 + machine.start)
     cycle = first * machine.cycle
     bound = TUNING.first_steps * TUNING.margin * first / share + cycle * (1 + TUNING.first_steps)
@@ -180,20 +209,21 @@ def test_the_figure_is_right(machine: Machine, share: float, replies: list[tuple
         length = machine.reply(length + prompt, tokens, share, right)
 
 
-@pytest.mark.parametrize("slope", [0.0, 3e-5])
+@pytest.mark.parametrize(
+    ("slope", "tokens", "within"), [(0.0, 800, 1e-9), (3e-5, 800, 0.04), (3e-5, 120, 0.07)]
+)
 @pytest.mark.parametrize("last", [0.02, 1.0])
-def test_a_growing_context_is_followed(slope: float, last: float) -> None:
-    """3e-5: a step over 1,000 rows of cache more takes 3% longer."""
+def test_a_growing_context_is_followed(slope: float, tokens: int, within: float, last: float) -> None:
+    """3e-5: a step over 1,000 rows of cache more takes 3% longer. Short replies measure at new ones only."""
     machine = Machine(slope=slope, last=last)
     length = 0
-    for _ in range(200):
-        length = machine.reply(length + 60, 120, 0.03)
+    while length < 30_000:
+        length = machine.reply(length + tokens // 2, tokens, 0.03)
         found = machine.rate.tokens_per_second(length)
         if found is not None:
-            assert found * machine.step(length) == pytest.approx(1, rel=0.04 if slope else 1e-9)
-    assert length > 30_000
-    assert len(machine.runs) > 20
-    assert machine.plain / machine.decode > 0.02
+            assert found * machine.step(length) == pytest.approx(1, rel=within)
+    assert len(machine.runs) > (20 if tokens == 800 else 5)
+    assert tokens == 120 or machine.plain / machine.decode > 0.012
 
 
 def test_another_context_length_is_another_figure() -> None:
@@ -215,7 +245,7 @@ def test_old_figures_fade() -> None:
     machine.base *= 2  # it got hot
     runs, length = len(machine.runs), 100
     while len(machine.runs) < runs + TUNING.median_of:
-        length = machine.reply(100, 20, 0.1)
+        length = machine.reply(100, 400, 0.1)
     assert machine.rate.tokens_per_second(length) == pytest.approx(1 / machine.base)
 
 
@@ -310,8 +340,8 @@ def test_measuring_changes_no_reply_and_no_draft(
 @pytest.mark.parametrize(
     ("family", "max_tokens"),
     quickly(
-        product(FAMILIES, [1, 3, 4, 5, 7, 10]),
-        [("llama", 3), ("llama", 5), ("gemma3_text", 1), ("gemma3_text", 7), ("qwen3_5", 4), ("qwen3_5", 10)],
+        product(FAMILIES, [1, 4, 5, 6, 7, 12]),
+        [("llama", 4), ("llama", 6), ("gemma3_text", 1), ("gemma3_text", 7), ("qwen3_5", 5), ("qwen3_5", 12)],
     ),
 )
 def test_no_run_goes_beyond_max_tokens(family: str, max_tokens: int, share: float) -> None:
@@ -515,11 +545,11 @@ def test_the_figure_is_that_of_a_long_plain_reply(
     measured, decoding = 0.0, 0.0
     for i in range(2):
         prompt = (*FIRST, 40 + i)
-        *events, finished = world.events(session, prompt, pause, max_tokens=80, width=width, plain_share=0.1)
+        *events, finished = world.events(session, prompt, pause, max_tokens=80, width=width, plain_share=0.15)
         assert isinstance(finished, Finished)
         measured += sum(block.seconds for block in blocks_of(events) if is_run(block))
         decoding += finished.stats.decode_seconds
-    assert 0 < measured <= 0.1 * decoding
+    assert 0 < measured <= 0.15 * decoding
     assert session.plain_tokens_per_second == pytest.approx(1 / max(host, device), rel=0.02)
     if width > 1:
         assert finished.stats.plain_tokens_per_second == session.plain_tokens_per_second
