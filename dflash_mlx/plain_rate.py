@@ -1,11 +1,12 @@
 """What plain decoding costs on this machine, now, at this context length: measured between cycles.
 
 Now and then a run of plain steps takes the place of a cycle: k steps, pipelined as in plain decoding, read at
-r1 .. rk. What the run pays to start lies before r2: nothing overlaps a first step, and after a wide pass
-weights have to come into the processor's caches again (the demo pair's second step takes 5% more than later
-ones). After r(k-1) there is no next step to build; on a CPU, where building and computing take turns, the
-last one is nearly free: 0.08 of 2.4 ms, measured. So r2 to r(k-1) is what k - 3 steps cost in the middle of
-a long plain reply.
+r1 .. rk. The first ones pay for what was before: nothing overlaps a first step, and after wide passes the
+processor's caches hold other things (the demo pair's second step takes 5% more than a later one, the fifth
+3%). After r(k-1) there is no next step to build; on a CPU, where building and computing take turns, the
+last one is nearly free: 0.08 of 2.4 ms, measured. What lies between, r4 to r(k-1), is timed: steps as in the
+middle of a long plain reply. What else disturbs a run makes it slower, never faster, and a figure that is too
+low flatters the ratio: so the second fastest of the last five runs counts.
 
 Knows no tensors and no clock: it is told when tokens were read, and how long steps took.
 """
@@ -13,7 +14,6 @@ Knows no tensors and no clock: it is told when tokens were read, and how long st
 from __future__ import annotations
 
 import math
-import statistics
 from dataclasses import dataclass
 
 
@@ -23,25 +23,25 @@ class Tuning:
 
     Attributes:
         warm_up: Steps of a run that are not timed, as they pay for what was before them.
-        first_steps: Steps of a run where nothing is known: the fewest with a whole interval, so that the
-            first figure comes early.
+        first_steps: Steps of a run where nothing is known, so that the first figure comes early: one is
+            timed, after a shorter warm-up.
         steps: Steps of every other run: more of its time is measured, and the text does not stand still.
         margin: A step is expected to cost this much more than the last run's, or than the first token's: the
             context has grown, and no two runs cost the same.
         near_tokens: Costs of context lengths that differ by no more are taken as equal: for an 8B target in 4
             bits with 36 layers of full attention, 1024 rows of cache are 3% of what a step reads.
         near_share: The same, as a share of the context length.
-        median_of: A figure is the median of so many last runs.
+        last: A figure is told by so many last runs.
         kept: How many runs are remembered, at any context length.
     """
 
-    warm_up: int = 2
+    warm_up: int = 4
     first_steps: int = 4
-    steps: int = 6
+    steps: int = 8
     margin: float = 1.2
     near_tokens: int = 1024
     near_share: float = 1 / 8
-    median_of: int = 5
+    last: int = 5
     kept: int = 64
 
 
@@ -89,8 +89,8 @@ class PlainRate:
 
     For each reply: `begin`; then for each `Block` event `plan`, `read` after each of its steps, `observe`.
     The plain steps of a reply take no more than the share of its decode time, at any moment; a run that cost
-    more than was expected of it is waited out. Only where nothing is known of a context length, a first,
-    short run may spend what earlier replies left, or a chat of short ones would never have a figure; the
+    more than was expected of it is waited out. Only until `last` runs are known of a context length,
+    one may spend what earlier replies left, or a chat of short ones would have no figure, or a poor one; the
     share of the session's decode time holds then, too.
 
     Attributes:
@@ -122,10 +122,11 @@ class PlainRate:
             left: Tokens that are wanted still; a run is never longer.
         """
         self._length, self._reads = length, list[float]()
-        known = bool(self._near(length))
-        steps = self._tuning.steps if known else self._tuning.first_steps
+        near = self._near(length)
+        steps = self._tuning.steps if near else self._tuning.first_steps
         wanted = self._share > 0 and self._first is not None and steps <= left
-        payers = (self._session, self._reply) if known else (self._session,)
+        settled = len(near) >= self._tuning.last
+        payers = (self._session, self._reply) if settled else (self._session,)
         cost = steps * self._step_cost(length)
         self.run = steps if wanted and all(one.affords(cost, self._share) for one in payers) else 0
         return self.run
@@ -157,11 +158,12 @@ class PlainRate:
 
     def tokens_per_second(self, length: int) -> float | None:
         """Of plain decoding at this context length; None if nothing near it was measured."""
-        near = [one.step_seconds for one in self._near(length)]
-        return 1 / statistics.median(near[-self._tuning.median_of :]) if near else None
+        last = sorted(one.step_seconds for one in self._near(length)[-self._tuning.last :])
+        return 1 / last[(len(last) - 1) // 3] if last else None
 
     def _keep(self, seconds: float) -> None:
-        reads = self._reads[self._tuning.warm_up - 1 : self.run - 1]
+        warm_up = min(self._tuning.warm_up, self.run - 2)
+        reads = self._reads[warm_up - 1 : self.run - 1]
         if len(reads) > 1 and reads[-1] > reads[0]:
             step_seconds = (reads[-1] - reads[0]) / (len(reads) - 1)
             cost = max(step_seconds, seconds / len(self._reads))

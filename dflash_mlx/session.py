@@ -125,8 +125,8 @@ class Session:
                 `prompts.message_border`.
             cancelled: Asked between steps; True ends the stream with reason "interrupted".
             plain_share: How much of the decode time (0 .. 1) may go to plain steps that measure what plain
-                decoding would reach: of this reply's, and until there is a figure for its context length,
-                of the session's. They write the reply like any other step, but when they come depends on
+                decoding would reach: of this reply's, or of the session's while little is known of its
+                context length. They write the reply like any other step, but when they come depends on
                 the clock, so a seed alone does not repeat a reply then.
 
         Returns:
