@@ -22,7 +22,9 @@ from dflash_mlx.generate import stream_generate
 from dflash_mlx.targets import build_target
 from dflash_mlx.train.batches import Plan, TrainingSequence, make_batch, spread_anchors
 from dflash_mlx.train.evaluate import ArgmaxDrafter, acceptance
+from dflash_mlx.train.features import KeptFeatures
 from dflash_mlx.train.loss import Sums, labels_of, selector_loss
+from dflash_mlx.train.report import Read
 from dflash_mlx.train.settings import Optimisation, Settings, gamma
 from dflash_mlx.train.start import new_drafter
 from dflash_mlx.train.step import Trainer, schedule
@@ -271,6 +273,25 @@ def test_muon_is_for_matrices_alone() -> None:
     for name, moved in found["muon"].items():
         matrix = moved.ndim == 2 and "codebook" not in name
         assert mx.allclose(moved, found["adamw"][name], atol=1e-9).item() != matrix, name
+
+
+# ---- features
+
+
+def test_equal_sequences_are_read_once() -> None:
+    settings = replace(SETTINGS, epochs=2)
+    trainer, (one, two) = trainer_of(2, settings), random_sequences(2)
+    kept = KeptFeatures(trainer, [one, two, replace(one, start=7)], settings)
+    told: list[Any] = []
+    assert kept.fill(told.append, lambda: False)
+    assert told == [Read(2, 2)]
+    row = trainer.row_features * 4  # bytes
+    assert kept.nbytes == row * (len(one.tokens) + len(two.tokens))
+    batch = make_batch([one, two, one], [[6], [6], [7]], settings)
+    found, computed = kept.of(batch, [2, 1, 0]), trainer.features(batch)
+    for place, sequence in enumerate((one, two, one)):
+        rows = len(sequence.tokens)
+        assert mx.allclose(found[place, :rows], computed[place, :rows], atol=1e-5)
 
 
 # ---- learning

@@ -6,7 +6,7 @@ DeltaNet hybrid is half of the time of a step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
@@ -20,7 +20,7 @@ SHARE = 4  # one such part of the memory is for features
 
 
 class KeptFeatures:
-    """Features by sequence.
+    """Features by sequence; of equal ones once: a sampled answer is often the greedy one.
 
     They are computed in groups that depend on the sequences alone: what a continued run computes again has
     the same last bits.
@@ -32,14 +32,16 @@ class KeptFeatures:
     """
 
     def __init__(self, trainer: Trainer, sequences: Sequence[TrainingSequence], settings: Settings) -> None:
-        self._trainer, self._sequences, self._settings = trainer, sequences, settings
+        self._trainer, self._settings = trainer, settings
+        self._tokens = [sequence.tokens for sequence in sequences]
+        self._different = sorted(set(self._tokens), key=lambda tokens: (len(tokens), tokens))
         row = trainer.row_features * trainer.row_dtype.size
-        self.nbytes = row * sum(len(sequence.tokens) for sequence in sequences)
+        self.nbytes = row * sum(map(len, self._different))
         most = settings.keep_features_bytes
         if most is None:
             most = (this_machine().available or 0) // SHARE
         self.kept = settings.epochs > 1 and self.nbytes <= most
-        self._rows: dict[int, mx.array] = {}
+        self._rows: dict[tuple[int, ...], mx.array] = {}
 
     def fill(self, listener: Listener, cancelled: Callable[[], bool]) -> bool:
         """Read all sequences, if they are to be kept; False if it was cancelled.
@@ -50,21 +52,18 @@ class KeptFeatures:
         """
         if not self.kept:
             return True
-        for group in self._groups():
+        size = self._settings.batch_size
+        for first in range(0, len(self._different), size):
             if cancelled():
                 return False
-            batch = make_batch(
-                [self._sequences[index] for index in group], [[0]] * len(group), self._settings
-            )
-            features = self._trainer.features(batch)  # [B, S, N*D]
+            group = self._different[first : first + size]
+            whole = [TrainingSequence(tokens, 0, 0, "") for tokens in group]
+            features = self._trainer.features(make_batch(whole, [[0]] * len(group), self._settings))
             # Copies: a view would keep the padding of the whole group.
-            rows = [
-                mx.contiguous(features[place, : len(self._sequences[index].tokens)])
-                for place, index in enumerate(group)
-            ]
+            rows = [mx.contiguous(features[place, : len(tokens)]) for place, tokens in enumerate(group)]
             mx.eval(rows)
             self._rows.update(zip(group, rows, strict=True))
-            listener(Read(len(self._rows), len(self._sequences)))
+            listener(Read(len(self._rows), len(self._different)))
         mx.clear_cache()
         return True
 
@@ -79,11 +78,5 @@ class KeptFeatures:
             return self._trainer.features(batch)
         length = batch.tokens.shape[1]
         # What stands in the padding changes nothing: no anchor sees it.
-        rows = [self._rows[index] for index in chosen]
+        rows = [self._rows[self._tokens[index]] for index in chosen]
         return mx.stack([mx.pad(row, [(0, length - row.shape[0]), (0, 0)]) for row in rows])
-
-    def _groups(self) -> Iterator[list[int]]:
-        order = sorted(range(len(self._sequences)), key=lambda index: len(self._sequences[index].tokens))
-        size = self._settings.batch_size
-        for first in range(0, len(order), size):
-            yield order[first : first + size]
