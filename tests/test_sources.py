@@ -155,7 +155,7 @@ def test_what_does_not_fit_is_not_downloaded(
 def test_weights_beyond_the_memory_are_not_downloaded(
     server: FakeHub, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load, "_machine", lambda: Machine(1000))
+    monkeypatch.setattr(load, "this_machine", lambda: Machine(1000))
     error = refused(f"`{TARGET}` needs about 0.0 GB", TARGET, hub=hub)
     assert "--force" in str(error.hint)
     assert weights_asked_for(server) == []
@@ -167,7 +167,7 @@ def test_what_does_not_fit_into_memory_is_not_read(
 ) -> None:
     """A context that is too long for the machine; the weights stay on disk."""
     names = (checkpoints / "target", checkpoints / "dflash2")
-    monkeypatch.setattr(load, "_machine", lambda: Machine(3_000_000))
+    monkeypatch.setattr(load, "this_machine", lambda: Machine(3_000_000))
     load_pair(*names, context=100)
     monkeypatch.setattr(mx, "eval", lambda *_: pytest.fail("something was computed"))
     with pytest.raises(UserError, match=r"needs about 0\.0 GB, 0\.0 GB are available") as caught:
