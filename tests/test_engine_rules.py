@@ -91,7 +91,7 @@ def memory_beyond_caches(length: int) -> int:
 
 
 def test_prefill_keeps_nothing_but_the_caches() -> None:
-    short, long = (memory_beyond_caches(length) for length in (2048, 8192))
+    short, long = (memory_beyond_caches(length) for length in (1024, 4096))
     assert abs(short) <= 2**20
     assert abs(long) <= 2**20
     assert abs(long - short) <= 2**16
@@ -199,7 +199,7 @@ def test_a_long_reply_keeps_nothing_but_the_caches(window: int | None, width: in
     pair = fakes.pair_of(tiny.build("llama"), tiny.build_drafter(2, **sliding))
     session = Session(pair)
     beyond = []
-    for event in session.generate(PROMPT, max_tokens=700, width=width):
+    for event in session.generate(PROMPT, max_tokens=530, width=width):
         line = session._line
         if (
             isinstance(event, Block)
