@@ -21,6 +21,8 @@ from .interrupt import Suspension
 from .theme import ansi
 
 FRAMES_PER_SECOND = 12
+PAINTING = 0.02  # of the time, at most: a long table takes 1.9 ms a frame, a paragraph 0.1
+SLOWEST = 0.25  # seconds between frames, whatever one takes
 Lines = Sequence[Text]
 Live = Lines | Callable[[int], Lines]
 
@@ -40,7 +42,7 @@ class Screen:
         write: Text to the terminal, at once.
         size: Columns and rows of the terminal, asked before every frame.
         suspension: Ctrl-Z, obeyed at the next update.
-        frames_per_second: At most so many; what comes between waits for the next one.
+        frames_per_second: At most so many, fewer where one takes long; what comes between waits for the next.
         clock: Seconds, monotonic.
 
     Example:
@@ -61,7 +63,7 @@ class Screen:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._write, self._size, self._clock, self._suspension = write, size, clock, suspension
-        self._pause = 1 / frames_per_second
+        self._least_pause = self._pause = 1 / frames_per_second
         self._painted = float("-inf")
         self._finished: list[Text] = []  # not yet in the scrollback
         self._live: Live = ()
@@ -100,9 +102,12 @@ class Screen:
 
     def refresh(self) -> None:
         """Paint a frame now."""
+        began = self._clock()
         columns, rows = self._size()
         live = self._live(columns) if callable(self._live) else self._live
         self._paint(live, max(1, columns), max(1, rows - 1))
+        costly = min((self._painted - began) / PAINTING, SLOWEST)
+        self._pause = max(self._least_pause, costly)
 
     def close(self, last_lines: Lines = ()) -> None:
         """Put `last_lines` in the place of the region and give the cursor back; later calls do nothing."""

@@ -301,6 +301,26 @@ def test_at_most_twelve_frames_a_second_and_nothing_is_lost() -> None:
         assert terminal.everything == [*map(str, range(100)), "40 columns"]
 
 
+@pytest.mark.parametrize(("cost", "least", "most"), [(0.0002, 110, 121), (0.004, 48, 51), (0.1, 27, 41)])
+def test_painting_takes_a_small_share_of_the_time(cost: float, least: int, most: int) -> None:
+    """In ten seconds; four frames a second come also where one takes long, as on a slow line."""
+    terminal, clock = Terminal(), Clock()
+    made = 0
+
+    def live(columns: int) -> list[Text]:
+        nonlocal made
+        made += 1
+        clock.now += cost
+        return texts("a")
+
+    with Screen(terminal.write, terminal.size, clock=clock) as screen:
+        while clock.now < 10:
+            clock.now += 0.004
+            screen.update((), live)
+    assert least <= made <= most
+    assert cost > 0.05 or made * cost <= 0.021 * clock.now
+
+
 # ---- resize ----------------------------------------------------------------------------------------------
 
 
