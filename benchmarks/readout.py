@@ -3,6 +3,10 @@
 Whole chat turns by the wall clock, painted to nowhere: with the readout and its plain steps, and with
 `--no-stats`, in turns. Without arguments it takes the demo pair, whose tokens come so fast that painting
 weighs most; a pair that writes a hundred tokens a second pays a fraction of it.
+
+Measured on two cores of an AMD EPYC with OpenBLAS 0.3.21, `--tokens 150 --rounds 11`, twice in a row: seconds
+with it / without 1.020 and 0.995. Painting takes 0.4% of a reply there, by a profile. It was 1.058 while
+OpenBLAS's idle threads slowed the plain steps down: see dflash_mlx/blas.py.
 """
 
 from __future__ import annotations
