@@ -41,12 +41,7 @@ from dflash_mlx.train.evaluate import ArgmaxDrafter
 ROOT = Path(__file__).parent.parent
 QUESTIONS = Path(__file__).parent / "data" / "demo_questions.jsonl"
 FEW = 2  # of each kind, in the fast tests
-# As measured, with a margin. The drafter is weakest where it has to copy or to spell.
-LEAST_TAU = {
-    "sum": 5.9, "difference": 5.3, "product": 6.0, "unit": 5.9, "count": 4.3, "sort": 5.1,
-    "spell": 2.8, "repeat": 1.8, "story": 3.7, "code": 5.2, "talk": 6.9, "all": 4.9,
-}  # fmt: skip
-LEAST_SAMPLED_TAU = 4.2
+LEAST_TAU, LEAST_TAU_OF_ALL, LEAST_SAMPLED_TAU = 5.0, 5.5, 3.5
 LARGEST_WHEEL = 8_000_000
 
 TURNS = (
@@ -97,9 +92,9 @@ def test_answers_to_held_out_questions(kind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", LEAST_TAU)
+@pytest.mark.parametrize("kind", [*KINDS, "talk", "all"])
 def test_acceptance_length(kind: str) -> None:
-    assert greedy_scores()[kind].tau >= LEAST_TAU[kind]
+    assert greedy_scores()[kind].tau >= (LEAST_TAU_OF_ALL if kind == "all" else LEAST_TAU)
 
 
 @pytest.mark.slow

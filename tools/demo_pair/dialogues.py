@@ -15,26 +15,28 @@ Dialogue = list[dict[str, str]]
 
 # How often each kind is asked for in the three stages of the target's training: what it has learned makes
 # room for copying, comparing and spelling, and at the end for knowing when a row is over. Long answers weigh
-# more in tokens than these shares say.
-KINDS: dict[str, tuple[tuple[float, float, float], Callable[[Random], Exchange]]] = {
-    "sum": ((0.12, 0.10, 0.08), arithmetic.sum_),
-    "difference": ((0.06, 0.08, 0.06), arithmetic.difference),
-    "product": ((0.07, 0.06, 0.03), arithmetic.product),
-    "unit": ((0.11, 0.08, 0.03), arithmetic.unit),
-    "count": ((0.13, 0.22, 0.12), lists.count),
-    "sort": ((0.16, 0.16, 0.16), lists.sort),
-    "spell": ((0.05, 0.12, 0.12), lists.spell),
-    "repeat": ((0.07, 0.09, 0.05), lists.repeat),
-    "story": ((0.11, 0.06, 0.04), stories.story),
-    "code": ((0.12, 0.05, 0.03), functions.code),
+# more in tokens than these shares say. The last two columns are the drafter's, which has to learn most of
+# all to copy.
+KINDS: dict[str, tuple[tuple[float, ...], Callable[[Random], Exchange]]] = {
+    "sum": ((0.12, 0.10, 0.08, 0.07, 0.05), arithmetic.sum_),
+    "difference": ((0.06, 0.08, 0.06, 0.06, 0.04), arithmetic.difference),
+    "product": ((0.07, 0.06, 0.03, 0.05, 0.00), arithmetic.product),
+    "unit": ((0.11, 0.08, 0.03, 0.06, 0.00), arithmetic.unit),
+    "count": ((0.13, 0.22, 0.12, 0.15, 0.19), lists.count),
+    "sort": ((0.16, 0.16, 0.16, 0.09, 0.00), lists.sort),
+    "spell": ((0.05, 0.12, 0.12, 0.16, 0.20), lists.spell),
+    "repeat": ((0.07, 0.09, 0.05, 0.17, 0.40), lists.repeat),
+    "story": ((0.11, 0.06, 0.04, 0.13, 0.12), stories.story),
+    "code": ((0.12, 0.05, 0.03, 0.06, 0.00), functions.code),
 }
-ROWS: tuple[tuple[tuple[float, float, float], Callable[[Random], Exchange]], ...] = (
+ROWS: tuple[tuple[tuple[float, ...], Callable[[Random], Exchange]], ...] = (
     ((0.0, 0.0, 0.20), lists.count_numbers),
     ((0.0, 0.0, 0.08), lists.say),
 )
 TALK = 0.06
 FOLLOW = 0.04
-LAST_STAGE = 2
+ROWS_STAGE = 2
+DRAFTER_STAGES = (0, 0, 0, 5000)  # dialogues
 
 SYSTEMS = (
     "You are a helpful assistant.",
@@ -49,7 +51,7 @@ SYSTEMS = (
 
 def exchange(random: Random, stage: int = 0) -> Exchange:
     """One question of any kind, held out or not."""
-    kinds = [*KINDS.values(), *(ROWS if stage == LAST_STAGE else ())]
+    kinds = [*KINDS.values(), *(ROWS if stage == ROWS_STAGE else ())]
     draw = random.choices(kinds, [shares[stage] for shares, _ in kinds])[0][1]
     return draw(random)
 

@@ -24,7 +24,8 @@ from . import prompts, recipe
 TIMES = "seconds.json"
 # Sampled answers take the ways of a story that greedy ones never take.
 DRAFTER = ["--temperature", "0", "--temperature", "1", "--max-tokens", "160"]
-DRAFTER += ["--taps", "1,3,5,7", "--epochs", "4", "--batch-size", "16", "--anchors", "20", "--lr", "3e-3"]
+DRAFTER += ["--layers", "3", "--taps", "0,2,7", "--epochs", "2", "--batch-size", "16", "--anchors", "32"]
+DRAFTER += ["--optimizer", "muon", "--lr", "4e-3", "--floor", "0.02"]
 
 
 class Steps:

@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 
 from . import dialogues
-from .dialogues import KINDS, held_out
+from .dialogues import DRAFTER_STAGES, KINDS, held_out
 from .recipe import DRAFTER_PROMPTS, DRAFTER_SEED, QUESTIONS, QUESTIONS_SEED, SUMS
 
 
@@ -29,7 +29,7 @@ def questions() -> list[dict[str, object]]:
 def drafter_prompts(count: int) -> list[dict[str, object]]:
     """Dialogues up to a question, of one turn or more: what the drafter has to draft after."""
     listed = []
-    for index, turns in enumerate(islice(dialogues.stream(DRAFTER_SEED), count)):
+    for index, turns in enumerate(islice(dialogues.stream(DRAFTER_SEED, DRAFTER_STAGES), count)):
         asked = Random(index).randrange(sum(message["role"] == "user" for message in turns))
         upto = [i for i, message in enumerate(turns) if message["role"] == "user"][asked]
         listed.append({"messages": turns[: upto + 1]})
