@@ -67,7 +67,7 @@ wheel-check: $(STAMP) ## build the wheel and run it from an empty environment
 	cd $(WHEEL_CHECK)/elsewhere && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml \
 		--python-executable ../venv/bin/python -p dflash_mlx
 
-demo-pair: $(STAMP) ## make the demo pair again: PyTorch, two hours; goes on where it was interrupted
+demo-pair: $(STAMP) ## make the demo pair again: PyTorch, three hours; goes on where it was interrupted
 	$(BIN)/python -m pip install --quiet --group torch
 	cd tools && $(abspath $(BIN))/python -m demo_pair.make $(CURDIR)/build/demo-pair
 

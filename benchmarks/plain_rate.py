@@ -5,10 +5,12 @@ replies that do not, and mlx-lm's own plain decoding, timed from outside. The fi
 after a reply of the first kind: it should be mlx-lm's. And those should be as fast as the second kind.
 
 Measured on two cores of an AMD EPYC with OpenBLAS 0.3.21, readout / mlx-lm in tok/s. SmolLM2-135M in float32
-has a random drafter, and `--tokens 60 --rounds 3 --share 0.1`.
+has a random drafter, and `--tokens 60 --rounds 3 --share 0.1`; its line is from before the first token's step
+was a bound.
 
-    demo pair, two threads                        267 / 273    0.98 (8 rounds)
-    demo pair, OPENBLAS_NUM_THREADS=1             327 / 314    1.04 (6 rounds of 200 tokens)
+    demo pair, two threads                        322 / 301    1.07 (12 rounds of 256 tokens)
+                                                  248 / 242    1.03 (8 rounds of 200)
+    demo pair, OPENBLAS_NUM_THREADS=1             252 / 251    1.00 (8 rounds of 200)
     SmolLM2-135M, two threads                     15.4 / 15.8  0.97 (while something else was computing)
     demo pair, idle threads of OpenBLAS awake for 0.1 s, as it does by itself: 96 to 177 / 150 to 250
 """

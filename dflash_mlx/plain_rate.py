@@ -6,7 +6,8 @@ processor's caches hold other things (the demo pair's second step takes 5% more 
 3%). After r(k-1) there is no next step to build; on a CPU, where building and computing take turns, the
 last one is nearly free: 0.08 of 2.4 ms, measured. What lies between, r4 to r(k-1), is timed: steps as in the
 middle of a long plain reply. What else disturbs a run makes it slower, never faster, and a figure that is too
-low flatters the ratio: so the second fastest of the last five runs counts.
+low flatters the ratio: so the second fastest of the last five runs counts, and a run that says that a step
+costs more than the first token's did, which nothing overlaps, was disturbed: then that one counts.
 
 Knows no tensors and no clock: it is told when tokens were read, and how long steps took.
 """
@@ -70,7 +71,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One run.
+    """One run, or a first token's step.
 
     Attributes:
         length: Of the context.
@@ -100,7 +101,9 @@ class PlainRate:
     def __init__(self, tuning: Tuning = Tuning()) -> None:
         self.run = 0
         self._tuning, self._session, self._reply = tuning, Budget(), Budget()
-        self._measured: tuple[Measurement, ...] = ()  # oldest first; replaced whole: other threads may read
+        # Oldest first; replaced whole: other threads may read.
+        self._measured: tuple[Measurement, ...] = ()
+        self._firsts: tuple[Measurement, ...] = ()  # of first tokens
         self.begin(0.0)
 
     def begin(self, share: float) -> None:
@@ -145,6 +148,8 @@ class PlainRate:
         """
         if self._first is None:
             self._first = seconds
+            new = Measurement(self._length, seconds, seconds)
+            self._firsts = (*self._firsts, new)[-self._tuning.kept :]
             return
         if width > 1:
             self._cycle = seconds
@@ -159,7 +164,10 @@ class PlainRate:
     def tokens_per_second(self, length: int) -> float | None:
         """Of plain decoding at this context length; None if nothing near it was measured."""
         last = sorted(one.step_seconds for one in self._near(length)[-self._tuning.last :])
-        return 1 / last[(len(last) - 1) // 3] if last else None
+        if not last:
+            return None
+        firsts = self._near(length, self._firsts)[-self._tuning.last :]
+        return 1 / min([last[(len(last) - 1) // 3], *(one.step_seconds for one in firsts)])
 
     def _keep(self, seconds: float) -> None:
         warm_up = min(self._tuning.warm_up, self.run - 2)
@@ -176,6 +184,7 @@ class PlainRate:
         known = near[-1].cost if near else self._first or 0.0
         return min(self._tuning.margin * known, self._cycle)
 
-    def _near(self, length: int) -> list[Measurement]:
+    def _near(self, length: int, of: tuple[Measurement, ...] | None = None) -> list[Measurement]:
         reach = max(self._tuning.near_tokens, self._tuning.near_share * length)
-        return [one for one in self._measured if abs(one.length - length) <= reach]
+        among = self._measured if of is None else of
+        return [one for one in among if abs(one.length - length) <= reach]

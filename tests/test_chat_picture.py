@@ -28,8 +28,15 @@ def test_a_picture_of_two_turns(
     monkeypatch.setattr(sys, "argv", ["chat_picture.py", *arguments, "w10 w11", "w12"])
     tool.main()
     assert capsys.readouterr().out.startswith(f"{out}: ")
-    svg = out.read_text(encoding="utf-8")
-    said = "\n".join(ElementTree.fromstring(svg).itertext()).replace("\u00a0", " ")
+
+    def said() -> str:
+        return "\n".join(ElementTree.parse(out).getroot().itertext()).replace("\u00a0", " ")
+
     for words in ("> w10 w11", "> w12", "DFlash 2", "kept by position", "first token", "reused"):
-        assert words in said
-    assert not re.search(r"@font-face|url\(\W?http|href", svg)
+        assert words in said()
+    assert not re.search(r"@font-face|url\(\W?http|href", out.read_text(encoding="utf-8"))
+    monkeypatch.setattr(sys, "argv", ["chat_picture.py", *arguments, "--unseen", "1", "w10 w11", "w12"])
+    tool.main()
+    assert "> w10 w11" not in said()
+    assert said().count("kept by position") == 1
+    assert all(words in said() for words in ("DFlash 2", "> w12", "reused"))

@@ -184,6 +184,20 @@ def test_what_a_wide_pass_leaves_behind_is_left_out(
     assert machine.rate.tokens_per_second(100) == pytest.approx(1 / machine.base)
 
 
+def test_a_disturbed_run_does_not_flatter() -> None:
+    """The only run takes three times as long: the first token's step says that it cannot be so."""
+    disturbed = Machine(start=0.1)
+    step = disturbed.step
+
+    def slow_in_runs(length: int) -> float:
+        return step(length) * (3 if disturbed.rate.run else 1)
+
+    disturbed.step = slow_in_runs
+    while not disturbed.runs:
+        disturbed.reply(100, 20, 0.03)
+    assert disturbed.rate.tokens_per_second(100) == pytest.approx(1 / (0.04 * 1.1))
+
+
 @given(machine=MACHINES, share=SHARES, length=st.integers(1, 30_000), tokens=st.integers(1, 60))
 @settings(deadline=None, max_examples=40)
 def test_the_first_figure_comes_soon(machine: Machine, share: float, length: int, tokens: int) -> None:

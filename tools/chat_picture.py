@@ -54,17 +54,23 @@ class Recorder:
         questions: Typed one after the other.
         settings: Of the chat.
         columns: Of the terminal.
+        unseen: So many first questions and replies are left out of the picture.
     """
 
     interactive = True
     first_run = False
 
-    def __init__(self, questions: Sequence[str], settings: Settings, columns: int) -> None:
+    def __init__(self, questions: Sequence[str], settings: Settings, columns: int, unseen: int = 0) -> None:
         self._questions, self._settings, self._columns = iter(questions), settings, columns
+        self._unseen, self._above = unseen, 0  # lines above the first question
         self.lines: list[Text] = []
 
     def read(self) -> str | None:
         question = next(self._questions, None)
+        self._above = self._above or len(self.lines)
+        if self._unseen >= 0:
+            del self.lines[self._above :]
+            self._unseen -= 1
         if question is not None:
             self.lines += [*grid.wrap(Text(f"> {question}"), self._columns), Text()]
         return question
@@ -100,11 +106,12 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=400)
     parser.add_argument("--width", type=int, help="rows of a verify pass")
     parser.add_argument("--columns", type=int, default=90)
+    parser.add_argument("--unseen", type=int, default=0, help="leave the first replies out of the picture")
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
     settings = Settings(SamplingParams(), options.max_tokens, options.width)
     state = chat.load(models.Wanted(options.target, options.drafter), settings, None)
-    recorder = Recorder(options.questions, settings, options.columns)
+    recorder = Recorder(options.questions, settings, options.columns, options.unseen)
     chat.welcome(state, recorder, with_demo=False)
     chat.talk(state, recorder, debug=True)
     if len(state.replies) != len(options.questions):
