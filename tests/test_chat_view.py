@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import pyte
@@ -48,7 +49,7 @@ def painted(**settings: Any) -> Emulator:
     emulator, session = Emulator(), ScriptedSession([SCRIPT], chunks=2, reused=10)
     chat = chat_of(session, **settings)
     session.plain_tokens_per_second = 25.0
-    with Screen(emulator.write, lambda: (60, 12), frames_per_second=1e9) as screen:
+    with Screen(emulator.write, lambda: (60, 12), clock=count().__next__) as screen:  # paints everything
         chat.reply("Why?", TerminalView(screen, chat.settings), lambda: False)
     return emulator
 
@@ -92,7 +93,7 @@ def test_without_statistics_there_is_only_text() -> None:
 def test_stopped_while_the_prompt_is_read_there_are_no_numbers(capsys: Any) -> None:
     emulator, chat = Emulator(), chat_of(ScriptedSession([SCRIPT, SCRIPT], chunks=4))
     presses = iter([False, False, True] * 2)
-    with Screen(emulator.write, lambda: (60, 12), frames_per_second=1e9) as screen:
+    with Screen(emulator.write, lambda: (60, 12), clock=count().__next__) as screen:  # paints everything
         chat.reply("Why?", TerminalView(screen, chat.settings), lambda: next(presses))
     assert "reading " in emulator.raw
     assert emulator.text == ""
