@@ -125,7 +125,7 @@ class PlainRate:
             left: Tokens that are wanted still; a run is never longer.
         """
         self._length, self._reads = length, list[float]()
-        near = self._near(length)
+        near = self._near(self._measured, length)
         steps = self._tuning.steps if near else self._tuning.first_steps
         wanted = self._share > 0 and self._first is not None and steps <= left
         settled = len(near) >= self._tuning.last
@@ -163,10 +163,10 @@ class PlainRate:
 
     def tokens_per_second(self, length: int) -> float | None:
         """Of plain decoding at this context length; None if nothing near it was measured."""
-        last = sorted(one.step_seconds for one in self._near(length)[-self._tuning.last :])
+        last = sorted(one.step_seconds for one in self._near(self._measured, length)[-self._tuning.last :])
         if not last:
             return None
-        firsts = self._near(length, self._firsts)[-self._tuning.last :]
+        firsts = self._near(self._firsts, length)[-self._tuning.last :]
         return 1 / min([last[(len(last) - 1) // 3], *(one.step_seconds for one in firsts)])
 
     def _keep(self, seconds: float) -> None:
@@ -180,11 +180,10 @@ class PlainRate:
 
     def _step_cost(self, length: int) -> float:
         """Most that a step of the next run may cost."""
-        near = self._near(length)
+        near = self._near(self._measured, length)
         known = near[-1].cost if near else self._first or 0.0
         return min(self._tuning.margin * known, self._cycle)
 
-    def _near(self, length: int, of: tuple[Measurement, ...] | None = None) -> list[Measurement]:
+    def _near(self, among: tuple[Measurement, ...], length: int) -> list[Measurement]:
         reach = max(self._tuning.near_tokens, self._tuning.near_share * length)
-        among = self._measured if of is None else of
         return [one for one in among if abs(one.length - length) <= reach]
