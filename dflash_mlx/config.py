@@ -2,7 +2,8 @@
 
 Three layouts: `DFlash2DraftModel`, `DFlashDraftModel` (first generation: no convolution, no selector) and
 `MuseGlimmerAssistantModel` (first generation under other names). Method fields are in `dflash_config` or at
-the top level. Nothing is known here of tensors or MLX: importing this module is instant.
+the top level. vLLM's speculators layout is translated before. Nothing is known here of tensors or MLX:
+importing this module is instant.
 """
 
 from __future__ import annotations
@@ -11,15 +12,22 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from dflash_mlx.config_fields import Fields, read_config_json, wrong
+from dflash_mlx.config_foreign import refuse_foreign
+from dflash_mlx.config_method import check_method
 from dflash_mlx.config_rope import RopeConfig, parse_rope
+from dflash_mlx.config_speculators import TARGETS_TENSORS, is_speculators, published_layout
 from dflash_mlx.errors import UserError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 DEFAULT_BLOCK_SIZE = 16  # what first-generation checkpoints without the key were trained with
+MAX_WINDOW_LAYERS = 28  # transformers' default
 CHAT_SUFFIXES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
+
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,7 @@ class DrafterConfig:
         input_embedding_scale: None if the config has no such key: see `embedding_scale`.
         conv_kernel_size: With the other conv and selector fields, 0 in the first generation.
         quantization: The config's `quantization` object of an MLX checkpoint; None for plain weights.
+        targets_tensors: Beginnings of names under which the checkpoint holds copies of the target's tensors.
     """
 
     architecture: str
@@ -85,6 +94,7 @@ class DrafterConfig:
     selector_rank: int = 0
     selector_top_k: int = 0
     quantization: Mapping[str, Any] | None = field(default=None)
+    targets_tensors: tuple[str, ...] = ()
 
     @property
     def num_taps(self) -> int:
@@ -102,6 +112,10 @@ class DrafterConfig:
         reach = [self.layer_window(layer) for layer in range(self.num_layers)]
         known = [rows - 1 for rows in reach if rows is not None]
         return max(known) if len(known) == len(reach) else None
+
+    def reaches(self, tokens: int) -> int:
+        """How far apart the positions are that attention compares after so many tokens."""
+        return tokens if self.window is None else min(tokens, self.window + 1)
 
     def layer_window(self, layer: int) -> int | None:
         """`sliding_window` if the layer is a sliding one, else None."""
@@ -151,6 +165,10 @@ class DrafterConfig:
             input_embedding_scale=scale,
         )
 
+    def own_tensors(self, found: Mapping[str, Found]) -> dict[str, Found]:
+        """Of all tensors of a checkpoint, those of the drafter: it uses the target's own, not copies."""
+        return {name: one for name, one in found.items() if not name.startswith(self.targets_tensors)}
+
     def check_tensors(self, names: Iterable[str]) -> None:
         """Compare the generation that the architecture says with the one that the tensors show.
 
@@ -183,19 +201,23 @@ def parse_config(raw: Mapping[str, Any]) -> DrafterConfig:
     """A parsed `config.json` as a `DrafterConfig`.
 
     Raises:
-        UserError: Not a drafter, or a value is missing, wrong or contradicted.
+        UserError: Not a drafter, one of another method, or a value is missing, wrong or contradicted.
     """
+    refuse_foreign(raw)
+    targets_tensors = TARGETS_TENSORS if is_speculators(raw) else ()
+    raw = published_layout(raw)
     architecture = _architecture(raw)
     generation = ARCHITECTURES[architecture].generation
     fields = Fields(raw, Fields(raw, {}, "").mapping("dflash_config") or {}, "dflash_config")
+    check_method(raw, fields.inner)
     top = fields.top()
     if top.get("hidden_act") not in (None, "silu"):
         raise wrong("hidden_act", top.get("hidden_act"), "`silu`")
     layers = top.integer("num_hidden_layers")
-    layer_types = top.strings("layer_types", (FULL, SLIDING), layers) or (FULL,) * layers
-    is_causal = top.boolean("is_causal")
+    layer_types = _layer_types(fields, layers)
+    is_causal = _is_causal(fields)
     heads, hidden_size = top.integer("num_attention_heads"), top.integer("hidden_size")
-    num_target_layers = top.optional_integer("num_target_layers")
+    num_target_layers = fields.optional_integer("num_target_layers")
     layer_ids = fields.integers("target_layer_ids")
     if not layer_ids and num_target_layers is not None:
         layer_ids = default_layer_ids(num_target_layers, layers)
@@ -212,7 +234,7 @@ def parse_config(raw: Mapping[str, Any]) -> DrafterConfig:
         attention_bias=top.boolean("attention_bias") or False,
         layer_types=layer_types,
         causal=tuple(kind == SLIDING if is_causal is None else is_causal for kind in layer_types),
-        sliding_window=top.integer("sliding_window", low=2) if SLIDING in layer_types else None,
+        sliding_window=fields.integer("sliding_window", low=2) if SLIDING in layer_types else None,
         rope=parse_rope(top),
         block_size=fields.integer("block_size", DEFAULT_BLOCK_SIZE, low=2),
         mask_token_id=fields.integer("mask_token_id", low=0),
@@ -225,9 +247,33 @@ def parse_config(raw: Mapping[str, Any]) -> DrafterConfig:
         output_multiplier=fields.number("output_multiplier", 1.0),
         input_embedding_scale=fields.optional_number("input_embedding_scale"),
         quantization=_quantization(top),
+        targets_tensors=targets_tensors,
         **_second_generation(fields) if generation == 2 else {},
     )
     _check(config)
+    return config
+
+
+def is_drafter(raw: Mapping[str, Any]) -> bool:
+    """True for the config.json of a DFlash drafter, in whatever layout."""
+    names = raw.get("architectures")
+    return is_speculators(raw) or (isinstance(names, list) and any(name in ARCHITECTURES for name in names))
+
+
+def to_write(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """A drafter's config.json as other programs read it too: in the published layout.
+
+    transformers keeps the window only where `use_sliding_window` says so, whatever the layers are.
+
+    Args:
+        raw: What `parse_config` takes.
+
+    Raises:
+        UserError: See `config_speculators.published_layout`.
+    """
+    config = dict(published_layout(raw))
+    if SLIDING in (config.get("layer_types") or ()):
+        config["use_sliding_window"] = True
     return config
 
 
@@ -264,6 +310,34 @@ def _architecture(raw: Mapping[str, Any]) -> str:
 
 def _known() -> str:
     return ", ".join(f"`{name}`" for name in ARCHITECTURES)
+
+
+def _layer_types(fields: Fields, layers: int) -> tuple[str, ...]:
+    """The kind of each layer; where they are not listed, as transformers' Qwen3Config tells them."""
+    top = fields.top()
+    listed, slide = top.strings("layer_types", (FULL, SLIDING), layers), top.boolean("use_sliding_window")
+    if listed is None:
+        first = layers
+        if slide and fields.get("sliding_window") is not None:
+            first = top.integer("max_window_layers", MAX_WINDOW_LAYERS, low=0)
+        return tuple(FULL if layer < first else SLIDING for layer in range(layers))
+    if slide is False and SLIDING in listed:
+        raise UserError(
+            f"`layer_types` has `{SLIDING}` but `use_sliding_window` is False in config.json",
+            "the two contradict each other: ask the drafter's authors, or correct one of them",
+        )
+    return listed
+
+
+def _is_causal(fields: Fields) -> bool | None:
+    """What is said of all layers: `is_causal`, or vLLM's `causal` in `dflash_config`."""
+    is_causal, causal = fields.boolean("is_causal"), fields.nested().boolean("causal")
+    if is_causal is not None and causal is not None and is_causal != causal:
+        raise UserError(
+            f"`is_causal` is {is_causal} but `causal` in `dflash_config` is {causal} in config.json",
+            "keep one of the two",
+        )
+    return causal if is_causal is None else is_causal
 
 
 def _second_generation(fields: Fields) -> dict[str, int]:

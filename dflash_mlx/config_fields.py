@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from dflash_mlx.errors import UserError
+from dflash_mlx.gguf import refuse_gguf
 
 
 def read_config_json(folder: str | Path, name: str = "config.json") -> dict[str, Any]:
@@ -22,10 +23,12 @@ def read_config_json(folder: str | Path, name: str = "config.json") -> dict[str,
     """
     folder = Path(folder)
     if not folder.is_dir():
+        refuse_gguf(folder)
         state = "is not a folder" if folder.exists() else "does not exist"
         raise UserError(f"`{folder}` {state}", "give the path of a model folder")
     path = folder / name
     if not path.is_file():
+        refuse_gguf(folder)
         raise UserError(f"`{folder}` has no `{name}`", "a model folder holds config.json and *.safetensors")
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
@@ -57,6 +60,10 @@ class Fields:
     def top(self) -> Fields:
         """The same config without its nested level."""
         return Fields(self.outer, {}, self.inner_name)
+
+    def nested(self) -> Fields:
+        """The nested level alone."""
+        return Fields(self.inner, {}, self.inner_name)
 
     def get(self, key: str) -> Any:
         """The raw value, None if absent.

@@ -65,6 +65,9 @@ def parse_rope(top: Fields) -> RopeConfig:
     inner = Fields(nested, {}, "")
     if kind == "default":
         return RopeConfig(theta)
+    partial = inner.get("partial_rotary_factor") or top.get("partial_rotary_factor") or 1
+    if partial != 1:  # the plain kind rotates whole heads all the same, as in torch; the others fail there
+        raise wrong("partial_rotary_factor", partial, f"1, which `{kind}` needs")
     factor = inner.number("factor")
     if kind == "llama3":
         names = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")

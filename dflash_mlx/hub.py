@@ -19,6 +19,7 @@ from typing import Any
 
 from dflash_mlx import demo
 from dflash_mlx.errors import UserError
+from dflash_mlx.gguf import SUFFIX, gguf_error, refuse_gguf
 from dflash_mlx.hub_errors import sentences
 
 # What mlx-lm loads a model from, all of it in the top folder; no code. A subset of the files that mlx-lm
@@ -126,9 +127,11 @@ class Hub:
                 )
             )
         if not (folder / "config.json").is_file():
+            with sentences(repository, folder.name, begun=False):
+                self._refuse_gguf(Resolved(folder, repository, folder.name))
             raise UserError(
                 f"`{repository}` has no `config.json`",
-                "a model in safetensors format is needed; GGUF files and adapters are not",
+                "a model in safetensors format is needed; adapters are not read",
             )
         return Resolved(folder, repository, folder.name, complete=False)
 
@@ -148,9 +151,10 @@ class Hub:
         with sentences(name, commit):
             listing = self._listing(resolved)
             if listing and not any(file.endswith(".safetensors") for file, _, _ in listing):
+                self._refuse_gguf(resolved)
                 raise UserError(
                     f"`{name}` has no weights in safetensors",
-                    "pickles (`.bin`, `.pt`) and GGUF files are not read: look for a safetensors or MLX copy",
+                    "pickles (`.bin`, `.pt`) are not read: look for a safetensors or MLX copy",
                 )
             missing = sum(size for _, size, wanted in listing if wanted)
             _check_space(name, resolved.folder, missing)
@@ -170,7 +174,12 @@ class Hub:
             listing = self._listing(resolved)
         return sum(size for file, size, _ in listing if file.endswith(".safetensors")) or None
 
-    def _listing(self, resolved: Resolved) -> list[tuple[str, int, bool]]:
+    def _refuse_gguf(self, resolved: Resolved) -> None:
+        """For a repository where a model's files were looked for in vain."""
+        if self._listing(resolved, (f"*{SUFFIX}",)):
+            raise gguf_error(resolved.name)
+
+    def _listing(self, resolved: Resolved, patterns: Sequence[str] = FILES) -> list[tuple[str, int, bool]]:
         """Name, bytes and whether it has to be downloaded, of each file; empty without a network."""
         from huggingface_hub.errors import DryRunError
 
@@ -178,7 +187,7 @@ class Hub:
             files = self.download(
                 resolved.name,
                 revision=resolved.commit,
-                **_patterns(FILES),
+                **_patterns(patterns),
                 tqdm_class=_bars(resolved.name),
                 dry_run=True,
             )
@@ -234,6 +243,7 @@ def _is_local(name: str | Path) -> bool:
     if os.path.isdir(name):
         return True
     if os.path.exists(name):
+        refuse_gguf(Path(name))
         raise UserError(f"`{name}` is a file", "give the folder that it lies in")
     if isinstance(name, Path) or not REPOSITORY.fullmatch(name):
         raise UserError(

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from dflash_mlx.errors import UserError
+from dflash_mlx.gguf import refuse_gguf
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -106,6 +107,7 @@ def weight_files(folder: str | Path) -> list[Path]:
     if missing:
         raise UserError(f"shard `{missing[0]}` is missing in `{folder}`", "download the checkpoint again")
     if not files:
+        refuse_gguf(folder)
         raise UserError(f"`{folder}` holds no weights", f"expected `{SINGLE_FILE}` or `model-*.safetensors`")
     return files
 

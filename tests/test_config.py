@@ -218,7 +218,12 @@ def method(**values: Any) -> Change:
             "`rope_parameters` says `yarn` but `rope_scaling` says `linear`",
         ),
         (changed(quantization_config={"quant_method": "awq"}), "weights quantized with `awq`"),
-        (changed(architectures=["Eagle3Model"]), "unknown drafter architecture `Eagle3Model`"),
+        (changed(architectures=["OtherDraftModel"]), "unknown drafter architecture `OtherDraftModel`"),
+        (changed(use_sliding_window=False), "`layer_types` has `sliding_attention` but `use_sliding_window`"),
+        (
+            changed(rope_parameters={"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.25}),
+            "`partial_rotary_factor` is 0.25",
+        ),
         (
             changed(architectures=["Qwen3ForCausalLM"]),
             r"chat model \(`Qwen3ForCausalLM`\), not a DFlash drafter",

@@ -228,7 +228,9 @@ def test_no_such_revision(server: FakeHub, cache: Path) -> None:
 
 def test_no_config(server: FakeHub, cache: Path) -> None:
     server.repositories["someone/GGUF"] = fake_hub.Repository({"model.gguf": WEIGHTS})
-    refused("has no `config.json`", "GGUF", server.hub(cache), "someone/GGUF")
+    refused("`someone/GGUF` is in GGUF, llama.cpp's format", "MLX", server.hub(cache), "someone/GGUF")
+    server.repositories["someone/LoRA"] = fake_hub.Repository({"adapters.safetensors": WEIGHTS})
+    refused("has no `config.json`", "adapters", server.hub(cache), "someone/LoRA")
     assert server.sent == 0
 
 
@@ -357,8 +359,10 @@ def test_what_can_be_no_path(name: str) -> None:
 
 def test_a_repository_of_pickles(server: FakeHub, cache: Path) -> None:
     server.repositories["someone/Pickles"] = fake_hub.Repository(
-        {"config.json": b"{}", "pytorch_model.bin": b"pickle", "model.gguf": b"gguf"}
+        {"config.json": b"{}", "pytorch_model.bin": b"pickle"}
     )
     refused(
         "`someone/Pickles` has no weights in safetensors", "pickles", server.hub(cache), "someone/Pickles"
     )
+    server.repositories["someone/Both"] = fake_hub.Repository({"config.json": b"{}", "m.gguf": b"gguf"})
+    refused("`someone/Both` is in GGUF", "safetensors", server.hub(cache), "someone/Both")

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
-from dflash_mlx.config import DrafterConfig, parse_config
+from dflash_mlx.config import DrafterConfig, parse_config, to_write
 from dflash_mlx.config_fields import read_config_json
 from dflash_mlx.drafters import load_drafter
 from dflash_mlx.errors import UserError
@@ -233,15 +233,15 @@ def _check_target(folder: Path, target: Path) -> None:
 
 def _tensors(folder: Path, config: DrafterConfig) -> tuple[DrafterConfig, list[Tensor]]:
     """A drafter's parameters from the headers, and its config with the vocabulary they show."""
-    found = read_folder(folder)
+    found = config.own_tensors(read_folder(folder))
     config.check_tensors(found)
     config = with_vocabulary(config, found)
     return config, drafter_tensors(found, drafter_layout(config))
 
 
 def _new_config(config: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
-    """The source's config, with what became of its weights."""
-    new = {name: value for name, value in config.items() if not name.startswith("quantization")}
+    """The source's config in the published layout, with what became of its weights."""
+    new = {name: value for name, value in to_write(config).items() if not name.startswith("quantization")}
     for name in ("dtype", "torch_dtype"):
         if name in new:
             new[name] = plan.recipe.dtype

@@ -8,9 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from dflash_mlx.config import ARCHITECTURES
+from dflash_mlx.config import is_drafter
 from dflash_mlx.config_fields import read_config_json
+from dflash_mlx.config_foreign import refuse_foreign
+from dflash_mlx.config_speculators import verifier
 from dflash_mlx.errors import UserError
+from dflash_mlx.gguf import refuse_gguf
+from dflash_mlx.hub import REPOSITORY
 
 Kind = Literal["drafter", "target"]
 
@@ -68,11 +72,11 @@ def read_source(folder: Path, kind: Literal["auto", "drafter", "target"] = "auto
     """
     _refuse_pickles(folder)
     config = read_config_json(folder)
-    names = config.get("architectures")
-    is_drafter = isinstance(names, list) and any(name in ARCHITECTURES for name in names)
-    if kind == "target" and is_drafter:
+    refuse_foreign(config)
+    drafter = is_drafter(config)
+    if kind == "target" and drafter:
         raise UserError(f"`{folder}` is a DFlash drafter", "leave out `--kind target`")
-    found: Kind = "drafter" if kind == "drafter" or (kind == "auto" and is_drafter) else "target"
+    found: Kind = "drafter" if kind == "drafter" or (kind == "auto" and drafter) else "target"
     repository, revision = _origin(folder, config)
     files = [path for path in sorted(folder.iterdir()) if path.is_file()]
     pickles = [path.name for path in files if path.suffix in PICKLES]
@@ -82,7 +86,7 @@ def read_source(folder: Path, kind: Literal["auto", "drafter", "target"] = "auto
         config,
         repository,
         revision,
-        _card(folder),
+        {**_target(config), **_card(folder)},
         tuple(path for path in files if COMPANIONS.fullmatch(path.name)),
         (f"`{pickles[0]}` is a pickle and is not read",) if pickles else (),
     )
@@ -90,6 +94,7 @@ def read_source(folder: Path, kind: Literal["auto", "drafter", "target"] = "auto
 
 def _refuse_pickles(path: Path) -> None:
     if path.is_file():
+        refuse_gguf(path)
         if path.suffix in PICKLES:
             raise _pickle(path.name)
         raise UserError(f"`{path}` is a file", "give the folder that it lies in")
@@ -119,6 +124,12 @@ def _origin(folder: Path, config: Mapping[str, Any]) -> tuple[str | None, str | 
     )
     commit = first[0] if first else config.get("_commit_hash")
     return None, commit if isinstance(commit, str) and COMMIT.fullmatch(commit) else None
+
+
+def _target(config: Mapping[str, Any]) -> dict[str, str]:
+    """`base_model`, where the config has the name of the drafter's target on the hub."""
+    name = verifier(config)
+    return {"base_model": name} if name is not None and REPOSITORY.fullmatch(name) else {}
 
 
 def _card(folder: Path) -> dict[str, str]:

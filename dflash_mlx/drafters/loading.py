@@ -24,11 +24,12 @@ NAMED = 3  # tensors that an error names; the rest are counted
 def load(path: Path, config: DrafterConfig, wanted: mx.Dtype | None, *, lazy: bool) -> DFlashDrafter:
     """See `dflash_mlx.drafters.load_drafter`."""
     dtype = drafter_dtype(wanted)
-    tensors = read_folder(path)  # every header is checked before any weight is read
+    # Every header is checked before any weight is read.
+    tensors = config.own_tensors(read_folder(path))
     config.check_tensors(tensors)
     weights: dict[str, mx.array] = {}
     for file in sorted({info.file for info in tensors.values()}):
-        weights.update(_arrays(file))
+        weights.update(config.own_tensors(_arrays(file)))
     drafter = build(config, weights, dtype)
     if not lazy:
         mx.eval(drafter.parameters())

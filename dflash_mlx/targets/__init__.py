@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from dflash_mlx.config import ARCHITECTURES
+from dflash_mlx.config import is_drafter
+from dflash_mlx.config_foreign import refuse_foreign
 from dflash_mlx.errors import UserError
 
 if TYPE_CHECKING:
@@ -83,12 +84,13 @@ def family_of(config: dict[str, Any]) -> tuple[str, Family]:
     """The (remapped) model type and family of a target's config.json, before any weight is read.
 
     Raises:
-        UserError: Not a model of mlx-lm, or one whose state cannot drop rejected tokens.
+        UserError: Not a model of mlx-lm, a drafter, or one whose state cannot drop rejected tokens.
     """
     from mlx_lm.utils import _get_classes
 
-    architectures = config.get("architectures")
-    if isinstance(architectures, list) and any(name in ARCHITECTURES for name in architectures):
+    refuse_foreign(config)
+    if is_drafter(config):
+        architectures = config.get("architectures") or [config.get("speculators_model_type")]
         raise UserError(
             f"this is a DFlash drafter (`{architectures[0]}`), not a target",
             "give it as the drafter, and the model that it was made for as the target",

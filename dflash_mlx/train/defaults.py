@@ -96,6 +96,7 @@ def new_config(target: TargetFacts, shape: Shape, mask_token: int, dtype: str) -
         "rope_parameters": {"rope_theta": rope_theta(text), "rope_type": "default"},
         "sliding_window": shape.sliding_window if sliding else None,
         "tie_word_embeddings": False,
+        "use_sliding_window": sliding,
         "vocab_size": target.vocab_size,
     }
 

@@ -15,6 +15,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from dflash_mlx.config import to_write
 from dflash_mlx.drafters.dflash import DFlashDrafter
 from dflash_mlx.drafters.precision import dtype_name
 from dflash_mlx.errors import UserError
@@ -86,7 +87,7 @@ def write_output(out: Path, result: Result, work: Path) -> None:
 
 
 def _write(folder: Path, result: Result, name: str) -> None:
-    config = {**result.config, "dtype": dtype_name(result.drafter.dtype)}
+    config = {**to_write(result.config), "dtype": dtype_name(result.drafter.dtype)}
     parameters: dict[str, mx.array] = dict(tree_flatten(result.drafter.parameters()))
     weights = {result.names[parameter]: value for parameter, value in parameters.items()}
     mx.save_safetensors(str(folder / SINGLE_FILE), weights, metadata={"format": "mlx"})

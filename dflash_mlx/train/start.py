@@ -13,6 +13,7 @@ from mlx.utils import tree_flatten
 
 from dflash_mlx.config import DrafterConfig
 from dflash_mlx.config_fields import read_config_json
+from dflash_mlx.config_speculators import published_layout
 from dflash_mlx.drafters import drafter_class, load_drafter
 from dflash_mlx.drafters.dflash import DFlashDrafter
 from dflash_mlx.drafters.dflash2 import DFlash2Drafter
@@ -59,7 +60,7 @@ def from_folder(folder: Path, config: DrafterConfig) -> Start:
     """Go on from a drafter's folder.
 
     Args:
-        folder: In the published layout, not quantized.
+        folder: In any layout that `load_drafter` takes, not quantized.
         config: Its config, completed from the target.
 
     Raises:
@@ -71,8 +72,9 @@ def from_folder(folder: Path, config: DrafterConfig) -> Start:
             "give the checkpoint that it was converted from",
         )
     drafter = load_drafter(folder, config=config, dtype=mx.float32)
-    names = {type(drafter).parameter_name(name): name for name in read_folder(folder)}
-    return Start(drafter, read_config_json(folder), names)
+    tensors = config.own_tensors(read_folder(folder))
+    names = {type(drafter).parameter_name(name): name for name in tensors}
+    return Start(drafter, published_layout(read_config_json(folder)), names)
 
 
 def _begin_as_first_generation(drafter: DFlashDrafter) -> None:
