@@ -79,6 +79,7 @@ class Session:
         self._torn = False  # a step did not finish: line and caches may not fit each other
         self._running: Generator[Event] | None = None
         self._plain_rate = PlainRate()
+        self._told_reach = False
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -174,12 +175,28 @@ class Session:
             self._torn = False
             whole = self._read(turn)
             if whole:
-                note = "; ".join(turn.notes) or None
+                note = "; ".join((*turn.notes, *self._reach_notes(turn))) or None
                 yield Prefilled(len(turn.prompt), recorder.reused_tokens, recorder.prefilled(), note)
                 recorder.resume()
                 yield from self._write(turn, recorder)
             reason, rate = turn.ending.reason or "interrupted", self.plain_tokens_per_second
             yield recorder.finish(reason, self._pair, mx.get_peak_memory(), rate)
+
+    def _reach_notes(self, turn: _Turn) -> Iterator[str]:
+        """Once: the conversation can become longer than the drafter was trained for.
+
+        Nothing stops there: rotary embedding goes on, and the target decides on every token.
+        """
+        drafter = self._pair.drafter
+        if drafter is None or turn.width == 1 or self._told_reach:
+            return
+        limit = drafter.config.max_position_embeddings
+        if limit is not None and drafter.config.reaches(len(turn.prompt) + turn.ending.left) > limit:
+            self._told_reach = True
+            yield (
+                f"the drafter was made for {limit:,} tokens: beyond them it may draft worse, "
+                "which costs speed and changes no text"
+            )
 
     def _go_back(self, turn: _Turn, torn: bool) -> int:
         """Make the line the longest usable prefix of the prompt; its length."""

@@ -52,6 +52,7 @@ class ScriptConfig:
     target_layer_ids: tuple[int, ...]
     block_size: int = 8
     generation: int = 2
+    max_position_embeddings: int | None = None
 
 
 class ScriptedDrafter:

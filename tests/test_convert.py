@@ -173,7 +173,8 @@ def test_config_card_and_companions(tmp_path: Path) -> None:
     quantization = config.pop("quantization")
     assert config.pop("quantization_config") == quantization
     assert (quantization["bits"], quantization["group_size"], quantization["mode"]) == (4, 64, "affine")
-    assert config == {**raw, "torch_dtype": "bfloat16"}
+    # `source_config` slides without saying so, which transformers would not do.
+    assert config == {**raw, "torch_dtype": "bfloat16", "use_sliding_window": True}
 
     card = (tmp_path / "Tiny-4bit" / "README.md").read_text()
     assert card.startswith('---\nlicense: "apache-2.0"\nlibrary_name: mlx\n')

@@ -75,6 +75,9 @@ def new_config(target: TargetFacts, shape: Shape, mask_token: int, dtype: str) -
             "selector_top_k": min(SELECTOR_TOP_K, target.vocab_size),
         }
     sliding = shape.sliding_window > 0
+    length = text.get("max_position_embeddings")
+    # transformers refuses a null there.
+    positions = {} if length is None else {"max_position_embeddings": length}
     return {
         "architectures": ["DFlash2DraftModel" if shape.generation == 2 else "DFlashDraftModel"],
         "attention_bias": False,
@@ -86,7 +89,7 @@ def new_config(target: TargetFacts, shape: Shape, mask_token: int, dtype: str) -
         "hidden_size": hidden,
         "intermediate_size": shape.intermediate_size or -(-MLP_RATIO * hidden // MLP_STEP) * MLP_STEP,
         "layer_types": [SLIDING if sliding else FULL] * layers,
-        "max_position_embeddings": text.get("max_position_embeddings"),
+        **positions,
         "model_type": "qwen3",
         "num_attention_heads": heads,
         "num_hidden_layers": layers,
