@@ -18,7 +18,7 @@ from dflash_mlx.config_fields import Fields, read_config_json, wrong
 from dflash_mlx.config_foreign import refuse_foreign
 from dflash_mlx.config_method import check_method
 from dflash_mlx.config_rope import RopeConfig, parse_rope
-from dflash_mlx.config_speculators import TARGETS_TENSORS, is_speculators, published_layout
+from dflash_mlx.config_speculators import TARGETS_TENSORS, is_speculators, published_layout, verifier
 from dflash_mlx.errors import UserError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -63,6 +63,7 @@ class DrafterConfig:
         input_embedding_scale: None if the config has no such key: see `embedding_scale`.
         conv_kernel_size: With the other conv and selector fields, 0 in the first generation.
         quantization: The config's `quantization` object of an MLX checkpoint; None for plain weights.
+        made_for: Name of its target, where the config has one.
         targets_tensors: Beginnings of names under which the checkpoint holds copies of the target's tensors.
     """
 
@@ -94,6 +95,7 @@ class DrafterConfig:
     selector_rank: int = 0
     selector_top_k: int = 0
     quantization: Mapping[str, Any] | None = field(default=None)
+    made_for: str | None = None
     targets_tensors: tuple[str, ...] = ()
 
     @property
@@ -137,6 +139,8 @@ class DrafterConfig:
             UserError: The drafter was not made for such a target: hidden size, vocabulary, layers, mask id.
         """
         hint = "use the drafter that was made for this target"
+        if self.made_for is not None:
+            hint += f"; this one was made for `{self.made_for}`"
         pairs = (
             ("hidden size", self.hidden_size, hidden_size),
             ("vocabulary", self.vocab_size, vocab_size),
@@ -204,7 +208,7 @@ def parse_config(raw: Mapping[str, Any]) -> DrafterConfig:
         UserError: Not a drafter, one of another method, or a value is missing, wrong or contradicted.
     """
     refuse_foreign(raw)
-    targets_tensors = TARGETS_TENSORS if is_speculators(raw) else ()
+    made_for, targets_tensors = verifier(raw), TARGETS_TENSORS if is_speculators(raw) else ()
     raw = published_layout(raw)
     architecture = _architecture(raw)
     generation = ARCHITECTURES[architecture].generation
@@ -247,6 +251,7 @@ def parse_config(raw: Mapping[str, Any]) -> DrafterConfig:
         output_multiplier=fields.number("output_multiplier", 1.0),
         input_embedding_scale=fields.optional_number("input_embedding_scale"),
         quantization=_quantization(top),
+        made_for=made_for,
         targets_tensors=targets_tensors,
         **_second_generation(fields) if generation == 2 else {},
     )

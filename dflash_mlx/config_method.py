@@ -74,7 +74,7 @@ UNSUPPORTED: Mapping[str, Unsupported] = MappingProxyType(
     {
         "sample_from_anchor": Unsupported("the anchor's own row drafts too"),
         "shift_label": Unsupported("every row drafts the token after its own"),
-        "projector_type": Unsupported("a head over the block", ("dflash",)),
+        "projector_type": Unsupported("a head over the block, as Domino and DSpark have one", ("dflash",)),
         "markov_rank": Unsupported("DSpark's Markov head"),
         "enable_confidence_head": Unsupported("DSpark's confidence head"),
         "use_heterogeneous_kv": Unsupported("DFlare's keys and values"),

@@ -68,7 +68,12 @@ def test_the_config_is_that_of_the_published_one(case: str, tmp_path: Path) -> N
     mine = load_config(golden_folder(tmp_path / "speculators", case))
     assert mine.num_target_layers is None
     assert mine.embedding_scale == 1
-    known = {"num_target_layers": None, "input_embedding_scale": None, "targets_tensors": ()}
+    known = {
+        "num_target_layers": None,
+        "input_embedding_scale": None,
+        "made_for": None,
+        "targets_tensors": (),
+    }
     assert replace(mine, **known) == replace(theirs, **known)
 
 
@@ -144,6 +149,14 @@ def test_missing_fields_are_the_librarys_defaults() -> None:
 def test_a_scaled_embedding_of_the_target_is_not_used() -> None:
     """Gemma 4 multiplies its own; this library's drafters take the table as it is stored."""
     assert read().for_target(5, 32, 50, embed_scale=5.5).embedding_scale == 1
+
+
+def test_the_target_is_named_where_another_one_is_given() -> None:
+    with pytest.raises(UserError, match="vocabulary is 50, the target's is 51") as error:
+        read().for_target(5, 32, 51)
+    assert str(error.value.hint).endswith("this one was made for `someone/Tiny-Target`")
+    nameless = {"speculators_config": {"verifier": {"name_or_path": None}}}
+    assert read(**nameless).made_for is None
 
 
 def test_rope_per_kind_of_layer() -> None:

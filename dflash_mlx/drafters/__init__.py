@@ -38,7 +38,8 @@ def load_drafter(
     """Load a drafter, original or quantized with MLX, from a folder or a repository.
 
     Args:
-        path: Folder with config.json and safetensors, single or sharded; or `owner/name` on the hub.
+        path: Folder with config.json and safetensors, single or sharded, in the published layout or in
+            vLLM's (`speculators`); or `owner/name` on the hub.
         revision: Branch, tag or commit of the repository.
         config: The folder's config if it was read before, as `config.for_target(...)` completed it.
         dtype: Of the activations and of what is not quantized: bfloat16 or float32. None takes what is
