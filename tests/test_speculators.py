@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import folders
 import mlx.core as mx
 import pytest
 import tiny
@@ -95,6 +96,19 @@ def test_a_conversion_writes_the_published_layout(case: str, tmp_path: Path) -> 
     assert load_config(tmp_path / "out").targets_tensors == ()
     check_drafts(load_drafter(tmp_path / "out", dtype=mx.float32), case)
     assert 'base_model: "someone/Tiny-Target"' in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_a_conversion_with_the_target_knows_its_layers(tmp_path: Path) -> None:
+    """The authors' PyTorch code needs the number, which that layout does not have."""
+    checkpoints = folders.write_checkpoints(tmp_path)
+    raw, weights = tiny.drafter_config(2), checkpoint_weights(tiny.build_drafter(2))
+    source = speculators_folder(tmp_path / "source", raw, weights)
+    convert(Job(source, tmp_path / "alone", make_recipe(16)))
+    assert load_config(tmp_path / "alone").num_target_layers is None
+    report = convert(Job(source, tmp_path / "out", make_recipe(16), target=checkpoints / "target"))
+    assert report.proof is not None
+    assert report.proof.target is not None
+    assert load_config(tmp_path / "out").num_target_layers == raw["num_target_layers"] == 4
 
 
 def test_training_goes_on_from_one(tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ class Prepared:
     Attributes:
         recipe: With the dtype that will be used.
         plan: Of a drafter, as `config`; None for a target.
+        target_layers: Of the drafter's target, if it was given.
     """
 
     source: Source
@@ -73,6 +74,7 @@ class Prepared:
     summary: Summary
     plan: Plan | None = None
     config: DrafterConfig | None = None
+    target_layers: int | None = None
 
 
 def prepare(
@@ -109,12 +111,11 @@ def prepare(
             "float16 cannot hold this drafter: activations of the second generation reach 3e6",
             "use `--dtype bfloat16` or `--dtype float32`",
         )
-    if target is not None:
-        _check_target(folder, target)
+    target_layers = None if target is None else _check_target(folder, target).num_target_layers
     config, tensors = _tensors(folder, config)
     recipe = replace(recipe, dtype=recipe.dtype or "bfloat16")
     plan = make_plan(tensors, recipe)
-    return Prepared(source, recipe, plan.summary(), plan, config)
+    return Prepared(source, recipe, plan.summary(), plan, config, target_layers)
 
 
 def convert(job: Job, listener: Listener = lambda progress: None) -> Report:
@@ -165,7 +166,7 @@ def _convert_drafter(job: Job, prepared: Prepared, folder: Path, listener: Liste
     assert plan is not None
     _write_weights(job, plan, folder, listener)
     with writing():
-        text = json.dumps(_new_config(source.config, plan), indent=2) + "\n"
+        text = json.dumps(_new_config(source.config, plan, prepared.target_layers), indent=2) + "\n"
         (folder / "config.json").write_text(text, encoding="utf-8")
         _copy_companions(source, folder)
     return _prove_drafter(job, prepared, folder, listener) if job.verify else None
@@ -222,13 +223,18 @@ def _convert_target(job: Job, prepared: Prepared, folder: Path, listener: Listen
     return Proof(target_weight_errors(source, folder, total, listener), {})
 
 
-def _check_target(folder: Path, target: Path) -> None:
-    """Before minutes of work, what configs and headers say: does the target fit this drafter?"""
+def _check_target(folder: Path, target: Path) -> DrafterConfig:
+    """Before minutes of work, what configs and headers say: does the target fit this drafter?
+
+    Returns:
+        The drafter's config, completed from the target's.
+    """
     from dflash_mlx.load import fitting_config
 
     config = read_config_json(target)
-    fitting_config(folder, config)
+    completed = fitting_config(folder, config)
     read_folder(target)
+    return completed
 
 
 def _tensors(folder: Path, config: DrafterConfig) -> tuple[DrafterConfig, list[Tensor]]:
@@ -239,12 +245,16 @@ def _tensors(folder: Path, config: DrafterConfig) -> tuple[DrafterConfig, list[T
     return config, drafter_tensors(found, drafter_layout(config))
 
 
-def _new_config(config: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+def _new_config(config: Mapping[str, Any], plan: Plan, target_layers: int | None) -> dict[str, Any]:
     """The source's config in the published layout, with what became of its weights."""
     new = {name: value for name, value in to_write(config).items() if not name.startswith("quantization")}
     for name in ("dtype", "torch_dtype"):
         if name in new:
             new[name] = plan.recipe.dtype
+    method = new.get("dflash_config") or {}
+    if target_layers is not None and method.get("num_target_layers") is None:
+        # Of the published ones; the authors' PyTorch code does not do without.
+        new["num_target_layers"] = target_layers
     quantization = plan.quantization()
     if quantization is not None:
         # The second name is where the hub looks; mlx-lm writes both.
