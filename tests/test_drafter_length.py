@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import fakes
+import folders
 import pytest
 import tiny
+from typer.testing import CliRunner
 
+from dflash_mlx.cli.app import app
 from dflash_mlx.pair import Pair
 from dflash_mlx.session import Session
 from dflash_mlx.types import Finished, Prefilled
@@ -75,3 +80,27 @@ def test_it_stands_beside_other_notes() -> None:
     note, _ = reply(Session(both), max_tokens=60)
     assert note is not None
     assert note.startswith("only 44 more tokens fit into the model's context of 64; the drafter was made for")
+
+
+def test_the_program_says_it(tmp_path: Path) -> None:
+    folders.write_checkpoints(tmp_path)
+    file = tmp_path / "dflash" / "config.json"
+    raw = json.loads(file.read_text())
+    raw |= {"max_position_embeddings": 16, "layer_types": ["full_attention"] * raw["num_hidden_layers"]}
+    file.write_text(json.dumps(raw))
+    names = [
+        "--target",
+        str(tmp_path / "target"),
+        "--drafter",
+        str(tmp_path / "dflash"),
+        "--max-tokens",
+        "24",
+    ]
+    said = "the drafter was made for 16 tokens: beyond them it may draft worse"
+    result = CliRunner().invoke(app, ["generate", *names, "--prompt", "w10 w20"])
+    assert result.exit_code == 0
+    assert result.stderr.count(said) == 1
+    result = CliRunner().invoke(app, ["chat", *names], input="w10 w20\nw11\n")
+    assert result.exit_code == 0
+    assert result.stderr.count("tok/s") == 2
+    assert result.stderr.count(said) == 1
