@@ -1,4 +1,4 @@
-# Needs make, a POSIX shell and one Python from 3.11 to 3.13 with its venv module; installs the rest itself.
+# Needs make, a POSIX shell and one Python from 3.11 to 3.14 with its venv module; installs the rest itself.
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -8,9 +8,17 @@ STAMP := $(VENV)/.installed
 ARGS ?=
 WHEEL_CHECK := build/wheel-check
 
-FITS := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
-PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
-	if $$p -c '$(FITS)' >/dev/null 2>&1; then echo $$p; break; fi; done)
+# A step in one line: title and command come after it.
+LOG := build/install.log
+QUIETLY := @sh tools/quietly.sh $(LOG)
+PIP_INSTALL := python -m pip install --progress-bar off --no-input --constraint constraints.txt
+
+PYTHONS := python3.14 python3.13 python3.12 python3.11 python3 python
+FITS := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
+VERSION := import platform; print(" (found: " + platform.python_version() + ")")
+PYTHON ?= $(shell for p in $(PYTHONS); do if $$p -c '$(FITS)' >/dev/null 2>&1; then echo $$p; break; fi; done)
+GET_PYTHON_Darwin := `brew install python@3.13`
+GET_PYTHON_Linux := `apt-get install python3 python3-venv` on Debian and Ubuntu
 
 .DEFAULT_GOAL := help
 .PHONY: help env demo demo-pair test test-slow lint types wheel-check constraints clean
@@ -21,21 +29,23 @@ help: ## show this list
 env: $(STAMP) ## make .venv with everything at the tested versions
 
 $(RUNTIME): pyproject.toml constraints.txt
-	@if [ -z "$(PYTHON)" ]; then \
-		echo "error: no Python from 3.11 to 3.13 with venv and pip was found" >&2; \
-		echo "hint: install one (on Debian and Ubuntu python3-venv too), or name it: make PYTHON=/path/to/python3.12" >&2; \
+	@if ! $(or $(PYTHON),false) -c '$(FITS)' >/dev/null 2>&1; then \
+		found=$$($(or $(PYTHON),python3) -c '$(VERSION)' 2>/dev/null); \
+		echo "error: this needs a Python from 3.11 to 3.14 with its venv module$$found" >&2; \
+		echo 'hint: $(GET_PYTHON_$(shell uname -s)) brings one; or name it: make PYTHON=/path/to/python3.13' >&2; \
 		exit 1; fi
-	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	@if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+		sh tools/quietly.sh $(LOG) "making $(VENV) with $(PYTHON)" $(PYTHON) -m venv --clear $(VENV); fi
+	$(QUIETLY) "installing pip" $(BIN)/$(PIP_INSTALL) --upgrade pip
+	$(QUIETLY) "installing dflash-mlx and the packages that it needs" $(BIN)/$(PIP_INSTALL) --editable .
 	@touch $@
 
 $(STAMP): $(RUNTIME)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable . --group dev
+	$(QUIETLY) "installing the tools for tests" $(BIN)/$(PIP_INSTALL) --group dev
 	@touch $@
 
 demo: $(RUNTIME) ## install it and let the demo pair answer, plain and with its drafter
-	$(BIN)/python benchmarks/demo.py
+	@$(BIN)/python benchmarks/demo.py
 
 test: $(STAMP) ## run the tests, the slow ones left out
 	$(BIN)/python -m pytest -n auto $(ARGS)
@@ -54,11 +64,11 @@ types: $(STAMP) ## mypy --strict
 # of the repository the local dflash_mlx/ would hide the installed one.
 wheel-check: $(STAMP) ## build the wheel and run it from an empty environment
 	rm -rf dist $(WHEEL_CHECK)
-	$(BIN)/python -m build --outdir dist .
-	$(BIN)/python -m venv $(WHEEL_CHECK)/venv
-	mkdir $(WHEEL_CHECK)/elsewhere
-	$(WHEEL_CHECK)/venv/bin/python -m pip install --quiet --constraint constraints.txt --upgrade pip
-	$(WHEEL_CHECK)/venv/bin/python -m pip install --quiet --constraint constraints.txt dist/*.whl
+	$(QUIETLY) "building source archive and wheel" $(BIN)/python -m build --outdir dist .
+	$(QUIETLY) "making an empty environment" $(BIN)/python -m venv $(WHEEL_CHECK)/venv
+	@mkdir $(WHEEL_CHECK)/elsewhere
+	$(QUIETLY) "installing pip" $(WHEEL_CHECK)/venv/bin/$(PIP_INSTALL) --upgrade pip
+	$(QUIETLY) "installing the wheel" $(WHEEL_CHECK)/venv/bin/$(PIP_INSTALL) dist/*.whl
 	cd $(WHEEL_CHECK)/elsewhere && ../venv/bin/dflash-mlx --help
 	cd $(WHEEL_CHECK)/elsewhere && ../venv/bin/dflash-mlx generate --target demo --prompt "What is 49 + 36?"
 	cd $(WHEEL_CHECK)/elsewhere && ../venv/bin/python -I -c "import pkgutil, dflash_mlx; \
@@ -68,7 +78,7 @@ wheel-check: $(STAMP) ## build the wheel and run it from an empty environment
 		--python-executable ../venv/bin/python -p dflash_mlx
 
 demo-pair: $(STAMP) ## make the demo pair again: PyTorch, three hours; goes on where it was interrupted
-	$(BIN)/python -m pip install --quiet --group torch
+	$(QUIETLY) "installing PyTorch" $(BIN)/$(PIP_INSTALL) --group torch
 	cd tools && $(abspath $(BIN))/python -m demo_pair.make $(CURDIR)/build/demo-pair
 
 # With the oldest Python, whose packages are a superset of the others'. Not on setuptools: pip brings its own.
