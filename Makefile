@@ -70,6 +70,8 @@ wheel-check: $(STAMP) ## build the wheel and run it from an empty environment
 	$(QUIETLY) "installing pip" $(WHEEL_CHECK)/venv/bin/$(PIP_INSTALL) --upgrade pip
 	$(QUIETLY) "installing the wheel" $(WHEEL_CHECK)/venv/bin/$(PIP_INSTALL) dist/*.whl
 	cd $(WHEEL_CHECK)/elsewhere && ../venv/bin/dflash-mlx --help
+	cd $(WHEEL_CHECK)/elsewhere && ../venv/bin/python -c "import dflash_mlx, sys; \
+		print(found := dflash_mlx.blas.preload()); sys.exit(not found.active)"
 	cd $(WHEEL_CHECK)/elsewhere && ../venv/bin/dflash-mlx generate --target demo --prompt "What is 49 + 36?"
 	cd $(WHEEL_CHECK)/elsewhere && ../venv/bin/python -I -c "import pkgutil, dflash_mlx; \
 		[__import__(m.name) for m in pkgutil.walk_packages(dflash_mlx.__path__, 'dflash_mlx.') \
