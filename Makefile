@@ -47,8 +47,9 @@ $(STAMP): $(RUNTIME)
 demo: $(RUNTIME) ## install it and let the demo pair answer, plain and with its drafter
 	@$(BIN)/python benchmarks/demo.py
 
+# A process for each core: more threads would wait for one another.
 test: $(STAMP) ## run the tests, the slow ones left out
-	$(BIN)/python -m pytest -n auto $(ARGS)
+	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto $(ARGS)
 
 test-slow: $(STAMP) ## run the slow tests
 	$(BIN)/python -m pytest -m slow $(ARGS)

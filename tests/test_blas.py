@@ -14,6 +14,8 @@ import pytest
 from dflash_mlx import blas, openblas_wheel
 from dflash_mlx.openblas_wheel import NoCopyError, Wheel
 
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="a matter of Linux wheels")
+
 CONFIG = b"OpenBLAS 0.3.21 NO_LAPACKE DYNAMIC_ARCH NO_AFFINITY Haswell MAX_THREADS=64"
 
 
@@ -45,13 +47,16 @@ class Loader:
         self.preloaded = preloaded  # symbols of the process
         self.shared: list[str | None] = []
         self.environment: dict[str, str] = {"XDG_CACHE_HOME": "/cache"}
-        self.waits: list[str | None] = []  # as each library found it when it was loaded
+        # As each library found them when it was loaded:
+        self.waits: list[str | None] = []
+        self.threads: list[str | None] = []
 
     def __call__(self, soname: str | None, mode: int) -> Any:
         if soname not in self.libraries:
             raise OSError(f"{soname}: cannot open shared object file")
         if soname is not None:
             self.waits.append(self.environment.get(blas.WAIT))
+            self.threads.append(self.environment.get(blas.THREADS))
         if mode == ctypes.RTLD_GLOBAL:
             self.shared.append(soname)
         return Library(self.libraries[soname], self.preloaded if soname is None else ())
@@ -155,6 +160,49 @@ def test_the_systems_library_comes_before_the_wheels() -> None:
     assert wheel.asked == []
 
 
+@pytest.mark.parametrize(
+    ("given", "cores", "threads"),
+    [
+        ({}, 8, "7"),
+        ({}, 2, "1"),
+        ({}, 1, "1"),
+        ({"OPENBLAS_NUM_THREADS": "8"}, 8, "8"),
+        ({"OMP_NUM_THREADS": "4"}, 8, "4"),
+    ],
+)
+def test_the_wheels_threads_leave_a_core(
+    given: dict[str, str], cores: int, threads: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blas, "cores", lambda: cores)
+    loader = Loader({"/copy": CONFIG})
+    loader.environment |= given
+    before = dict(loader.environment)
+    find(loader, wheel=Made("/copy"))
+    assert loader.threads[0] == threads
+    assert loader.environment == before
+
+
+def test_the_systems_threads_are_its_own_matter() -> None:
+    loader = Loader({"libopenblas.so.0": CONFIG})
+    find(loader, wheel=Made("/copy"))
+    assert set(loader.threads) == {None}
+
+
+@on_linux
+@pytest.mark.parametrize(
+    ("quota", "expected"),
+    [("200000 100000", 2), ("50000 100000", 1), ("max 100000", 6), ("9900000 100000", 6), (None, 6), ("", 6)],
+)
+def test_cores_are_those_of_the_container(
+    quota: str | None, expected: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
+    monkeypatch.setattr(blas, "_QUOTA", str(tmp_path / "cpu.max"))
+    if quota is not None:
+        (tmp_path / "cpu.max").write_text(quota)
+    assert blas.cores() == expected
+
+
 def test_after_mlx_no_copy_is_made() -> None:
     wheel = Made("/copy")
     assert find(Loader({"/copy": CONFIG}), mlx_is_loaded=True, wheel=wheel).hint == blas.ORDER_HINT
@@ -228,9 +276,6 @@ def openblas_is_installed() -> bool:
     """The system's or the wheel's. Asked in another process: a look must not load it into this one."""
     report = report_after("")
     return "active=True" in report and "OpenBLAS" in report
-
-
-on_linux = pytest.mark.skipif(sys.platform != "linux", reason="a matter of Linux wheels")
 
 
 @on_linux

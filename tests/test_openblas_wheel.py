@@ -37,7 +37,8 @@ print(blas.preload())
 
 
 def start(code: str, cache: Path, **environment: str) -> subprocess.Popen[str]:
-    inherited = {name: value for name, value in os.environ.items() if name not in (blas.WAIT, "LD_PRELOAD")}
+    unset = (blas.WAIT, blas.THREADS, "GOTO_NUM_THREADS", "OMP_NUM_THREADS", "LD_PRELOAD")
+    inherited = {name: value for name, value in os.environ.items() if name not in unset}
     return subprocess.Popen(
         [sys.executable, "-c", code],
         env=inherited | {"XDG_CACHE_HOME": str(cache)} | environment,
@@ -139,6 +140,12 @@ def test_a_first_import_makes_and_loads_it(tmp_path: Path) -> None:
     assert re.search(r"name='OpenBLAS [\d.]+ \(scipy-openblas32\)', active=True, hint=None", report)
     assert report.splitlines()[-1] == "False"
     assert [path.name for path in files(tmp_path)] == [openblas_wheel.SONAME]
+
+
+def test_it_leaves_a_core_to_others_unless_told(tmp_path: Path) -> None:
+    count = IMPORT + "print('threads', ctypes.CDLL(None).openblas_get_num_threads())"
+    assert f"threads {max(1, blas.cores() - 1)}\n" in output(start(count, tmp_path))
+    assert f"threads {blas.cores()}\n" in output(start(count, tmp_path, OMP_NUM_THREADS=str(blas.cores())))
 
 
 def test_several_processes_at_once(tmp_path: Path) -> None:
