@@ -175,7 +175,9 @@ def _meanwhile(environment: MutableMapping[str, str], name: str, value: str) -> 
 
 def cores() -> int:
     """Processor cores that this process may use at once: by its affinity, and by its container's quota."""
-    allowed = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    allowed = os.cpu_count() or 1
+    if sys.platform == "linux":
+        allowed = len(os.sched_getaffinity(0))
     try:
         with open(_QUOTA) as file:
             quota, period = file.read().split()
