@@ -21,6 +21,7 @@ import mlx.core as mx
 # isort: on
 from mlx_lm import stream_generate as mlx_lm_stream
 
+from dflash_mlx import device
 from dflash_mlx.pair import Pair
 
 
@@ -66,6 +67,6 @@ def mlx_lm_seconds(pair: Pair, prompt: Sequence[int], tokens: int) -> float:
 
 def machine() -> str:
     """Device and BLAS: figures mean nothing without them."""
-    device = mx.default_device()
-    blas = f", {dflash_mlx.blas.preload().name}" if device == mx.cpu else ""
-    return f"{mx.device_info(device)['device_name']} ({device.type.name}{blas}), mlx {mx.__version__}"
+    found = device.current()
+    blas = "gpu" if found.gpu else f"cpu, {dflash_mlx.blas.preload().name}"
+    return f"{found.name} ({blas}), mlx {mx.__version__}"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from dflash_mlx import device
 from dflash_mlx.config import parse_config
 from dflash_mlx.weights import read_folder
 from dflash_mlx.weights_convert.layout import drafter_layout
@@ -102,7 +103,7 @@ def main() -> None:
         sys.exit(result.stderr)
     _, number, blas = result.stderr.splitlines()[-1].split(maxsplit=2)
     peak = int(number)
-    print(f"{mx.device_info(mx.default_device())['device_name']}, {blas}, mlx {mx.__version__}")
+    print(f"{device.current().name}, {blas}, mlx {mx.__version__}")
     print(f"source {size(total)}, largest tensor {size(largest)}, options {args.options or 'none'}")
     print(f"{seconds:.1f} s, {total / seconds / 1e6:.0f} MB/s of source")
     print(f"peak resident memory {size(peak)}, bound {size(bound)}")

@@ -10,10 +10,10 @@ import argparse
 from dataclasses import dataclass
 
 # isort: off
-from common import Laps, machine, mx  # before anything that imports mlx
+from common import Laps, machine  # before anything that imports mlx
 
 # isort: on
-from dflash_mlx import Block, Finished, blas, load_pair, stream_generate
+from dflash_mlx import Block, Finished, blas, device, load_pair, stream_generate
 from dflash_mlx.pair import Pair
 from dflash_mlx.prompts import encode_chat
 from dflash_mlx.types import Stats
@@ -76,7 +76,7 @@ def main() -> None:
     same = "all texts are plain decoding's" if not differ else f"{len(differ)} texts DIFFER"
     print(f"five prompts: {ratio:.2f}x as fast as plain   {args.rounds} interleaved rounds, {same}")
     library = blas.preload()
-    if mx.default_device() == mx.cpu and not library.active:
+    if not (device.current().gpu or library.active):
         print(
             "Without a fast BLAS a pass over eight rows costs many times a pass over one: that is why."
             f"\nhint: {library.hint}"

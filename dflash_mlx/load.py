@@ -13,10 +13,10 @@ from huggingface_hub.errors import StrictDataclassError
 from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
 
-from dflash_mlx import blas, memory
+from dflash_mlx import blas, device, memory
 from dflash_mlx.config_fields import Fields, read_config_json
 from dflash_mlx.drafters import load_drafter
-from dflash_mlx.drafters.precision import drafter_dtype, dtype_name
+from dflash_mlx.drafters.precision import dtype_name
 from dflash_mlx.errors import UserError
 from dflash_mlx.hub import Hub, Resolved
 from dflash_mlx.memory import DEFAULT_CONTEXT
@@ -38,6 +38,10 @@ __all__ = ["Pair", "check_download", "fitting_config", "load_pair"]
 # Quantized and bfloat16 products on a CPU cost as much per row at any width, so speculation cannot pay
 # there; float32 with a real BLAS is nearly flat (SmolLM2-135M, two cores: 80 ms a row, 140 ms eight rows).
 CPU_FLOAT32_BELOW_BYTES = 1_000_000_000
+
+# Two logits of a model this small are often the same number in bfloat16's eight bits, and a pass over several
+# rows then tells them apart otherwise than a pass over one. In float32 they are still small.
+FLOAT32_BELOW_BYTES = 100_000_000
 
 # mlx's quantized products cost more with every row: 3 to 5 rows are best on Macs at 4 bits.
 QUANTIZED_WIDTH = 4
@@ -69,7 +73,8 @@ def load_pair(
         hub: The way to repositories; its listener is told how far downloads are.
 
     Returns:
-        The pair. On a CPU a target under 1 GB is held in float32, and `Pair.dtype` says so.
+        The pair. A target under 100 MB and its drafter are held in float32, on a CPU those under 1 GB, and
+        `Pair.dtype` says so.
 
     Raises:
         UserError: Something is wrong with the folders or repositories, no drafter is known, the two do not
@@ -110,11 +115,11 @@ def _load(sources: Sources, context: int, *, force: bool) -> Pair:
         read_folder(chosen.folder)
 
     model, tokenizer = _load_target(folder)
-    dtype = _prepare(model, config)
+    dtype, drafter_dtype = _prepare(model, config)
     built = build_target(model, model_type)
     built_drafter = None
     if chosen is not None:
-        built_drafter = load_drafter(chosen.folder, config=drafter_config, lazy=True)
+        built_drafter = load_drafter(chosen.folder, config=drafter_config, dtype=drafter_dtype, lazy=True)
     # Until here everything is lazy: no weights were read.
     longest = Fields(text_config(config), {}, "").optional_integer("max_position_embeddings")
     need, there = _needs(built, built_drafter, config), this_machine()
@@ -127,7 +132,6 @@ def _load(sources: Sources, context: int, *, force: bool) -> Pair:
 
     quantized = any("scales" in module for module in model.modules())
     block_size = 1 if drafter_config is None else drafter_config.block_size
-    device = mx.default_device()
     return Pair(
         target=built,
         drafter=built_drafter,
@@ -137,9 +141,9 @@ def _load(sources: Sources, context: int, *, force: bool) -> Pair:
         stop_ids=frozenset(tokenizer.eos_token_ids),
         context_length=longest,
         default_width=min(block_size, QUANTIZED_WIDTH) if quantized else block_size,
-        device=f"{device.type.name} ({mx.device_info(device)['device_name']})",
+        device=str(device.current()),
         dtype=dtype,
-        blas=blas.preload().name if device == mx.cpu else None,
+        blas=None if device.current().gpu else blas.preload().name,
         weight_bytes=need(0).target + need(0).drafter,
         memory_context=memory.longest_context(need, there, longest),
     )
@@ -152,7 +156,7 @@ def _needs(
     caches = list(cache_footprint(target.model))
     taps = 0
     if drafter is not None:
-        caches += memory.drafter_caches(drafter.config, drafter_dtype().size)
+        caches += memory.drafter_caches(drafter.config, drafter.dtype.size)
         taps = drafter.config.num_taps
     text = text_config(config)
     nothing = memory.Need(_nbytes(target.model), 0 if drafter is None else _nbytes(drafter))
@@ -175,7 +179,7 @@ def this_machine() -> memory.Machine:
     # Not on every system; there a CPU's memory is not known, and nothing is refused.
     if {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= os.sysconf_names.keys():
         physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return memory.machine(mx.device_info(mx.default_device()), physical)
+    return memory.machine(device.current().info, physical)
 
 
 def _load_target(folder: Path) -> tuple[nn.Module, TokenizerWrapper]:
@@ -206,17 +210,23 @@ def _load_target(folder: Path) -> tuple[nn.Module, TokenizerWrapper]:
     return model, tokenizer
 
 
-def _prepare(model: nn.Module, config: dict[str, Any]) -> str:
-    """Choose float32 where that is what pays, reading nothing yet; the activations' dtype in words."""
+def _prepare(model: nn.Module, config: dict[str, Any]) -> tuple[str, mx.Dtype | None]:
+    """Choose float32 where that is what pays or what is safe, reading nothing yet.
+
+    Returns:
+        The dtype of the target's activations in words, and its drafter's; None leaves it to the device.
+    """
     weights: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
     floating = next(w.dtype for w in weights.values() if mx.issubdtype(w.dtype, mx.floating))
     stored = dtype_name(floating)
     bits = (config.get("quantization") or {}).get("bits")
     if bits is not None:
         stored = f"{bits}-bit, {stored}"
-    small = sum(w.nbytes for w in weights.values()) < CPU_FLOAT32_BELOW_BYTES
-    if mx.default_device() == mx.cpu and small and stored != "float32":
+    size = sum(w.nbytes for w in weights.values())
+    tiny = size < FLOAT32_BELOW_BYTES
+    small_on_cpu = size < CPU_FLOAT32_BELOW_BYTES and not device.current().gpu
+    if (tiny or small_on_cpu) and stored != "float32":
         dequantize_model(model)
         model.set_dtype(mx.float32)
         stored = f"float32 (stored: {stored})"
-    return stored
+    return stored, mx.float32 if tiny else None

@@ -6,13 +6,13 @@ import json
 import math
 import struct
 import subprocess
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from child import python
 from drafter_cases import CHECKPOINTS, checkpoint_weights, random_drafter, raw_config, write_folder
 
 from dflash_mlx.weights import DTYPE_BYTES, INDEX_FILE
@@ -151,7 +151,7 @@ class Worker:
     def __init__(self, source: Path, out: Path, stage: str = "converting", *options: str) -> None:
         script = str(Path(__file__).with_name("convert_worker.py"))
         self.process = subprocess.Popen(
-            [sys.executable, script, str(source), str(out), stage, *options],
+            python(script, str(source), str(out), stage, *options),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

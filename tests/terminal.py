@@ -1,18 +1,44 @@
-"""The program in a real pseudo-terminal, with an emulator that tells what is on the screen."""
+"""The program in a real pseudo-terminal, with an emulator that tells what is on the screen; or the bare one.
+
+Whoever opens a pseudo-terminal has to read it while the program runs: on a Mac a program does not end before
+what it wrote to a terminal was read.
+"""
 
 from __future__ import annotations
 
 import os
-import sys
+import select
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pexpect
 import pyte
+from child import python
 
 PATIENCE = 120  # seconds; a slow machine is no failure
 _NEW_PROMPT = "\x1b[?2004h"  # the line editor asks for bracketed pastes when it begins to read
+
+
+def read_terminal(descriptor: int, enough: Callable[[bytes], bool] = lambda _: False) -> bytes:
+    """What comes out of a pseudo-terminal until it is enough, or the other end is closed.
+
+    Args:
+        descriptor: The end that is not the program's; stays open.
+        enough: Judges everything that came in this call.
+    """
+    shown, end = b"", time.monotonic() + PATIENCE
+    while not enough(shown):
+        ready, _, _ = select.select([descriptor], [], [], max(0.0, end - time.monotonic()))
+        assert ready, f"nothing came after:\n{shown.decode(errors='replace')}"
+        try:
+            part = os.read(descriptor, 1 << 16)
+        except OSError:  # how Linux says that the other end is closed
+            break
+        if not part:  # how a Mac says it
+            break
+        shown += part
+    return shown
 
 
 class Terminal:
@@ -35,12 +61,13 @@ class Terminal:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS")}
+        command, *rest = python("-m", "dflash_mlx.cli", *arguments)
         self.raw = ""
         self._screen = pyte.HistoryScreen(columns, rows, history=100_000)
         self._stream = pyte.Stream(self._screen)
         self._child = pexpect.spawn(
-            sys.executable,
-            ["-m", "dflash_mlx.cli", *arguments],
+            command,
+            rest,
             env={  # the emulator answers no questions for the cursor's position
                 **kept,
                 "TERM": "xterm-256color",

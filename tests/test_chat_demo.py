@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from chat_cases import Case, messages_of
+from child import python
 from terminal import Terminal
 
 from dflash_mlx import SamplingParams, load_pair
@@ -88,7 +88,7 @@ def test_an_interrupted_reply_and_a_right_next_one(case: Case, tmp_path: Path) -
 
 def test_a_pipe() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "dflash_mlx.cli", "chat"],
+        python("-m", "dflash_mlx.cli", "chat"),
         input="What is 49 + 36?\nNow add 15.\n",
         capture_output=True,
         text=True,

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import pty
 import re
+import shlex
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from chat_cases import Case, messages_of, write_pair
+from child import python
+from terminal import read_terminal
 from typer.testing import CliRunner, Result
 
 from dflash_mlx.cli.app import app
@@ -157,7 +159,7 @@ def test_a_model_that_cannot_chat_is_refused(case: Case, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("source", "words"), [("<&-", "is closed"), ("0>/dev/null", "cannot be read")])
 def test_an_input_that_cannot_be_read_ends_the_chat(case: Case, source: str, words: str) -> None:
-    command = " ".join([*program(case), source])
+    command = f"{shlex.join(program(case))} {source}"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.startswith(f"error: standard input {words}")
@@ -167,11 +169,11 @@ def test_an_input_that_cannot_be_read_ends_the_chat(case: Case, source: str, wor
 
 
 def program(case: Case, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", "dflash_mlx.cli", *case.arguments, *arguments]
+    return python("-m", "dflash_mlx.cli", *case.arguments, *arguments)
 
 
 def test_a_reader_that_goes_away_is_no_news(case: Case) -> None:
-    command = " ".join(program(case, *case.endless, "--max-tokens", "3000", "--no-stats"))
+    command = shlex.join(program(case, *case.endless, "--max-tokens", "3000", "--no-stats"))
     result = subprocess.run(
         ["bash", "-c", f"printf 'w10\\nw11\\n' | {command} | head -c 1; exit ${{PIPESTATUS[1]}}"],
         capture_output=True,
@@ -219,15 +221,9 @@ def test_a_terminal_that_wants_no_codes_gets_lines(case: Case) -> None:
     os.close(child)
     shown = b""
     for keys in (b"w10\n", b"/nope\n", b"\x04"):
-        prompts = shown.count(b"> ")
-        while shown.count(b"> ") == prompts:
-            shown += os.read(main, 10_000)
+        shown += read_terminal(main, lambda new: b"> " in new)
         os.write(main, keys)
-    try:
-        while part := os.read(main, 10_000):
-            shown += part
-    except OSError:
-        pass  # how Linux says that the other end is closed
+    shown += read_terminal(main)
     os.close(main)
     assert process.wait(120) == 0
     assert b"\x1b" not in shown

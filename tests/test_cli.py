@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 from fake_engine import STATS, Engine, install
+from terminal import read_terminal
 from typer.testing import CliRunner, Result
 
 import dflash_mlx
@@ -238,7 +240,7 @@ def run(scenario: str, *arguments: str, **options: Any) -> subprocess.CompletedP
 
 
 def test_a_reader_that_goes_away_is_no_news() -> None:
-    command = " ".join([*HARNESS, "endless", "generate", *PAIR, "-p", "Hi"])
+    command = shlex.join([*HARNESS, "endless", "generate", *PAIR, "-p", "Hi"])
     result = subprocess.run(
         ["bash", "-c", f"{command} | head -c 1; exit ${{PIPESTATUS[0]}}"],
         capture_output=True,
@@ -260,7 +262,7 @@ def test_help_into_a_closed_pipe_is_no_news() -> None:
 
 def test_no_standard_output() -> None:
     result = subprocess.run(
-        ["bash", "-c", " ".join([*HARNESS, "hello", "generate", *PAIR, "-p", "Hi", ">&-"])],
+        ["bash", "-c", shlex.join([*HARNESS, "hello", "generate", *PAIR, "-p", "Hi"]) + " >&-"],
         stderr=subprocess.PIPE,
         text=True,
         timeout=60,
@@ -339,11 +341,11 @@ def stderr_on_a_terminal(**environment: str) -> str:
         stderr=child,
         env={**kept, "TERM": "xterm", **environment},
     )
+    os.close(child)
+    shown = read_terminal(main).decode()
+    os.close(main)
     out, _ = process.communicate(timeout=60)
     assert out == b""
-    os.close(child)
-    shown = os.read(main, 10_000).decode()
-    os.close(main)
     return shown
 
 
@@ -362,7 +364,7 @@ def test_no_colours_in_a_pipe() -> None:
 @pytest.mark.parametrize("arguments", ["--version", "--help", "generate --help"])
 @pytest.mark.parametrize("output", [">/dev/full", ">&-"])
 def test_nothing_to_print_to(arguments: str, output: str) -> None:
-    command = f"{sys.executable} -m dflash_mlx.cli {arguments} {output}"
+    command = f"{shlex.quote(sys.executable)} -m dflash_mlx.cli {arguments} {output}"
     result = subprocess.run(["bash", "-c", command], stderr=subprocess.PIPE, text=True, timeout=60)
     assert result.returncode in (0, 1)  # Typer prints help into nothing where there is no stdout
     assert "Traceback" not in result.stderr
@@ -371,7 +373,7 @@ def test_nothing_to_print_to(arguments: str, output: str) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_notes_do_not_decide_the_exit_code() -> None:
-    command = " ".join([*HARNESS, "note", "generate", *PAIR, "-p", "Hi", "2>/dev/full"])
+    command = shlex.join([*HARNESS, "note", "generate", *PAIR, "-p", "Hi"]) + " 2>/dev/full"
     result = subprocess.run(["bash", "-c", command], stdout=subprocess.PIPE, text=True, timeout=60)
     assert result.returncode == 0
     assert result.stdout

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pty
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
 import tiny
+from child import python
 from convert_cases import conversion, left_in, source_folder, stand_in
 from drafter_cases import checkpoint_weights, write_folder
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model
+from terminal import read_terminal
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner, Result
@@ -389,36 +389,27 @@ def test_a_reason_is_said_once() -> None:
     assert table.endswith("\na, b are bfloat16: 3 columns\nc is bfloat16: 5 columns\n")
 
 
-def read_terminal(descriptor: int) -> str:
-    """Everything until the program at the other end is gone."""
-    parts = []
-    with contextlib.suppress(OSError):  # how Linux says so
-        while part := os.read(descriptor, 65536):
-            parts.append(part)
-    os.close(descriptor)
-    return b"".join(parts).decode()
-
-
 @pytest.mark.parametrize("columns", [40, 100])
 def test_a_bar_on_a_terminal_only(columns: int, tmp_path: Path) -> None:
     source = source_folder(tmp_path / "source")
     main, child = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns), "LINES": "40"}
     environment.pop("NO_COLOR", None)
-    result = subprocess.Popen(
-        [sys.executable, "-m", "dflash_mlx.cli", "convert", str(source), "--out", str(tmp_path / "out")],
-        stdout=subprocess.PIPE,
-        stderr=child,
-        env=environment,
-        text=True,
-    )
+    told = tmp_path / "told.txt"
+    with told.open("w") as stdout:
+        result = subprocess.Popen(
+            python("-m", "dflash_mlx.cli", "convert", str(source), "--out", str(tmp_path / "out")),
+            stdout=stdout,
+            stderr=child,
+            env=environment,
+        )
     os.close(child)
-    shown = read_terminal(main)
-    out, _ = result.communicate(timeout=60)
-    assert result.returncode == 0
+    shown = read_terminal(main).decode()
+    os.close(main)
+    assert result.wait(60) == 0
     for stage in ("converting", "checking weights", "checking layers"):
         assert stage in shown
-    assert "\x1b" not in out
+    assert "\x1b" not in told.read_text()
     lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown).replace("\r", "\n").splitlines()
     assert max(len(line) for line in lines) <= columns
     load_drafter(tmp_path / "out")

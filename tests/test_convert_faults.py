@@ -8,13 +8,13 @@ import resource
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 import pytest
+from child import python
 from convert_cases import (
     Worker,
     conversion,
@@ -221,7 +221,7 @@ def test_a_write_that_the_system_refuses(tmp_path: Path) -> None:
     """A real one: files may not grow beyond 40 kB."""
     source = source_folder(tmp_path / "source")
     result = subprocess.run(
-        [sys.executable, "-m", "dflash_mlx.cli", "convert", str(source), "--out", str(tmp_path / "out")],
+        python("-m", "dflash_mlx.cli", "convert", str(source), "--out", str(tmp_path / "out")),
         capture_output=True,
         text=True,
         timeout=60,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import folders
 import pytest
+from child import python
 
 from dflash_mlx import load_drafter
 from dflash_mlx.cli.paths import cache_folder
@@ -166,7 +166,7 @@ def test_a_cache_that_cannot_be_written(drafter: Resolved, tmp_path: Path) -> No
 
 def start(source: Path, root: Path, seconds: float) -> subprocess.Popen[bytes]:
     arguments = [str(source), str(root / "cache"), str(root / "log"), str(seconds)]
-    return subprocess.Popen([sys.executable, "-c", WORKER, *arguments])
+    return subprocess.Popen(python("-c", WORKER, *arguments))
 
 
 def log(root: Path) -> list[str]:

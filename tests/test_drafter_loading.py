@@ -25,10 +25,12 @@ from drafter_cases import (
 )
 from mlx.utils import tree_flatten, tree_map
 
+from dflash_mlx import device
 from dflash_mlx.config import parse_config
+from dflash_mlx.device import Device
 from dflash_mlx.drafters import ARCHITECTURES, drafter_class, load_drafter
 from dflash_mlx.drafters.dflash import DFlashDrafter
-from dflash_mlx.drafters.precision import compute_dtype, drafter_dtype
+from dflash_mlx.drafters.precision import drafter_dtype
 from dflash_mlx.errors import UserError
 from dflash_mlx.weights import INDEX_FILE, read_folder
 
@@ -255,22 +257,29 @@ def test_quantized_weights_that_do_not_fit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "architecture", "dtype"),
+    ("gpu", "architecture", "dtype"),
     [
-        (mx.gpu, "applegpu_g13s", mx.float32),
-        (mx.gpu, "applegpu_g13d", mx.float32),
-        (mx.gpu, "applegpu_g14g", mx.float32),
-        (mx.gpu, "applegpu_g15s", mx.bfloat16),
-        (mx.gpu, "applegpu_g16p", mx.bfloat16),
-        (mx.gpu, "applegpu_g130s", mx.bfloat16),
-        (mx.gpu, "sm_90", mx.bfloat16),
-        (mx.gpu, "", mx.bfloat16),
-        (mx.cpu, "applegpu_g16s", mx.float32),
-        (mx.cpu, "x86_64", mx.float32),
+        (True, "applegpu_g13s", mx.float32),
+        (True, "applegpu_g13d", mx.float32),
+        (True, "applegpu_g14g", mx.float32),
+        (True, "applegpu_g15s", mx.bfloat16),
+        (True, "applegpu_g16p", mx.bfloat16),
+        (True, "applegpu_g17s", mx.bfloat16),
+        (True, "applegpu_g130s", mx.bfloat16),
+        (True, "sm_90", mx.bfloat16),
+        (True, "", mx.bfloat16),
+        (False, "applegpu_g16s", mx.float32),
+        (False, "x86_64", mx.float32),
     ],
 )
-def test_dtype_policy(device: Any, architecture: str, dtype: mx.Dtype) -> None:
-    assert compute_dtype(device, architecture) == dtype
+def test_dtype_policy(
+    gpu: bool, architecture: str, dtype: mx.Dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "current", lambda: Device(gpu, architecture, "a chip"))
+    assert drafter_dtype() == dtype
+    raw = raw_config()
+    folder = write_folder(tmp_path, raw, checkpoint_weights(random_drafter(raw)))
+    assert load_drafter(folder).dtype == dtype
 
 
 def test_float16_is_never_used(tmp_path: Path) -> None:

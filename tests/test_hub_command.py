@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,8 +14,10 @@ from pathlib import Path
 
 import fake_hub
 import folders
+import homes
 import huggingface_hub
 import pytest
+from child import python
 from fake_hub import FakeHub
 from typer.testing import CliRunner, Result
 
@@ -55,16 +56,17 @@ def run(server: FakeHub, home: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
     """The program in this process, with its own caches."""
     download = partial(huggingface_hub.snapshot_download, endpoint=server.url, cache_dir=home / "hub" / "hub")
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
+    for name, value in homes.variables(home).items():
+        monkeypatch.setenv(name, value)
     return lambda *words: CliRunner().invoke(app, words)
 
 
 def started(home: Path, *words: str, **more: str) -> subprocess.Popen[str]:
     """The program as a user starts it."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    environment |= {"HF_HOME": str(home / "hub"), "XDG_CACHE_HOME": str(home / "cache"), **more}
+    environment |= {**homes.variables(home), "HF_HOME": str(home / "hub"), **more}
     return subprocess.Popen(
-        [sys.executable, "-m", "dflash_mlx.cli", *words],
+        python("-m", "dflash_mlx.cli", *words),
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -75,7 +77,7 @@ def started(home: Path, *words: str, **more: str) -> subprocess.Popen[str]:
 
 
 def copies(home: Path) -> list[Path]:
-    return [path for path in (home / "cache").rglob("model.safetensors") if "4bit" in str(path)]
+    return [path for path in homes.cache(home).rglob("model.safetensors") if "4bit" in str(path)]
 
 
 def test_one_name_is_enough(server: FakeHub, home: Path, run: Callable[..., Result]) -> None:
@@ -104,10 +106,11 @@ def test_one_name_is_enough(server: FakeHub, home: Path, run: Callable[..., Resu
 def test_the_drafter_as_it_was_published(
     home: Path, run: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name, value in homes.variables(tmp_path).items():
+        monkeypatch.setenv(name, value)
     found = run("generate", "-t", TARGET, *PROMPT, "--drafter-bits", "16")
     assert found.exit_code == 0, found.stderr
-    assert list(tmp_path.iterdir()) == []
+    assert not homes.cache(tmp_path).exists()
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 ENGINE = sorted((ROOT / "dflash_mlx").rglob("*.py"))
 CLI = sorted((ROOT / "cli").rglob("*.py"))
 CONVERTER = sorted((ROOT / "weights_convert").rglob("*.py"))
+BENCHMARKS = sorted((ROOT / "benchmarks").glob("*.py"))
 
 # Looking at objects by the names of their attributes is for targets/, which meets models of every family.
 # Elsewhere each use has its reason.
@@ -109,6 +110,13 @@ def test_no_hidden_switches(path: Path) -> None:
     attributes = {node.attr for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute)}
     assert not {"environ", "getenv", "putenv"} & attributes
     assert [one for one in imports(path) if one in ("os.environ", "os.getenv")] == []
+
+
+@pytest.mark.parametrize("path", [*ENGINE, *CONVERTER, *BENCHMARKS], ids=name)
+def test_one_module_asks_for_the_device(path: Path) -> None:
+    attributes = {node.attr for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute)}
+    asked = {"default_device", "device_info"} & attributes
+    assert asked == ({"default_device", "device_info"} if name(path) == "dflash_mlx/device.py" else set())
 
 
 @pytest.mark.parametrize("path", [*ENGINE, *CLI, *CONVERTER], ids=name)

@@ -11,12 +11,14 @@ from typing import Any
 import folders
 import mlx.core as mx
 import mlx.nn as nn
+import pretend
 import pytest
 import tiny
 from drafter_cases import checkpoint_weights, write_folder
 from mlx.utils import tree_flatten
 
-from dflash_mlx import load_drafter, load_pair
+from dflash_mlx import Finished, device, load_drafter, load_pair, memory, stream_generate
+from dflash_mlx.device import Device
 from dflash_mlx.errors import UserError
 from dflash_mlx.load import QUANTIZED_WIDTH
 
@@ -65,7 +67,7 @@ def test_a_pair(checkpoints: Path) -> None:
     assert (pair.method, pair.default_width, pair.context_length) == ("dflash2", 8, 4096)
     assert pair.stop_ids == {1}
     assert pair.dtype == "float32"
-    assert pair.device.startswith(mx.default_device().type.name)
+    assert pair.device == str(device.current())
     assert load_pair(str(checkpoints / "target"), plain=True).method == "plain"
     assert load_pair(checkpoints / "target", checkpoints / "dflash").method == "dflash"
 
@@ -167,22 +169,36 @@ def quantized_target(folder: Path, **recipe: Any) -> nn.Module:
     return model
 
 
+EVERY_DEVICE = [pretend.CPU, *pretend.DEVICES.values()]
+
+
+@pytest.fixture(params=EVERY_DEVICE, ids=str)
+def told(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Device:
+    """Any device, as the product is told."""
+    monkeypatch.setattr(device, "current", lambda: request.param)
+    return request.param
+
+
 @pytest.mark.parametrize(
     "mode", [{"mode": "affine", "group_size": 32, "bits": 4}, {"mode": "mxfp4", "group_size": 32, "bits": 4}]
 )
-def test_small_quantized_targets_on_a_cpu_become_float32_and_say_so(
-    target: Path, mode: dict[str, Any]
+def test_tiny_quantized_targets_become_float32_and_say_so(
+    target: Path, mode: dict[str, Any], told: Device
 ) -> None:
     model = quantized_target(target, **mode)
     pair = load_pair(target, plain=True)
-    if mx.default_device() == mx.cpu:
-        assert pair.dtype.startswith("float32 (stored: 4-bit")
-        assert not any("scales" in module for module in pair.target.model.modules())
+    assert pair.dtype.startswith("float32 (stored: 4-bit")
+    assert pair.device == str(told)
+    assert (pair.blas is None) == told.gpu
+    assert not any("scales" in module for module in pair.target.model.modules())
     ids = mx.array([[3, 4, 5]])
     assert mx.allclose(pair.target.model(ids), model(ids), atol=1e-3)
 
 
-def test_a_large_quantized_target_stays_as_it_is(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_quantized_target_stays_as_it_is(
+    target: Path, monkeypatch: pytest.MonkeyPatch, told: Device
+) -> None:
+    monkeypatch.setattr("dflash_mlx.load.FLOAT32_BELOW_BYTES", 1000)
     monkeypatch.setattr("dflash_mlx.load.CPU_FLOAT32_BELOW_BYTES", 1000)
     quantized_target(target, mode="affine", group_size=32, bits=4)
     drafter = checkpoint_weights(tiny.build_drafter(2, hidden_size=64))
@@ -193,13 +209,49 @@ def test_a_large_quantized_target_stays_as_it_is(target: Path, monkeypatch: pyte
     assert pair.default_width == QUANTIZED_WIDTH
 
 
-def test_bfloat16_on_a_cpu(target: Path) -> None:
+def bfloat16_target(folder: Path) -> int:
+    """Bytes of its weights."""
     weights = {k: v.astype(mx.bfloat16) for k, v in tree_flatten(tiny.build_model("llama").parameters())}
-    write_folder(target, {**tiny.config_of("llama"), "eos_token_id": 1}, weights)
-    pair = load_pair(target, plain=True)
-    if mx.default_device() == mx.cpu:
-        assert pair.dtype == "float32 (stored: bfloat16)"
-        assert pair.target.embed(mx.array([[1]])).dtype == mx.float32
+    write_folder(folder, {**tiny.config_of("llama"), "eos_token_id": 1}, weights)
+    return sum(value.nbytes for value in weights.values())
+
+
+def test_a_tiny_target_and_its_drafter_are_float32_on_every_device(
+    target: Path, drafter: Path, told: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bfloat16_target(target)
+    item_bytes: list[int] = []
+    honest = memory.drafter_caches
+    monkeypatch.setattr(
+        memory, "drafter_caches", lambda config, size: (item_bytes.append(size), honest(config, size))[1]
+    )
+    pair = load_pair(target, drafter)
+    assert pair.dtype == "float32 (stored: bfloat16)"
+    assert pair.target.embed(mx.array([[1]])).dtype == pair.drafter.dtype == mx.float32
+    assert set(item_bytes) == {4}  # so much is counted for the drafter's caches
+    (finished,) = (e for e in stream_generate(pair, [3, 4], max_tokens=3) if isinstance(e, Finished))
+    assert (finished.stats.dtype, finished.stats.device) == (pair.dtype, str(told))
+
+
+def test_a_target_of_float32_has_nothing_to_say_but_its_drafter_is_float32_too(
+    target: Path, drafter: Path, told: Device
+) -> None:
+    pair = load_pair(target, drafter)
+    assert (pair.dtype, pair.drafter.dtype, pair.device) == ("float32", mx.float32, str(told))
+
+
+def test_a_target_that_is_not_tiny_is_float32_on_a_cpu_only(
+    target: Path, drafter: Path, told: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = bfloat16_target(target)
+    monkeypatch.setattr("dflash_mlx.load.FLOAT32_BELOW_BYTES", size)
+    pair = load_pair(target, drafter)
+    assert pair.dtype == ("bfloat16" if told.gpu else "float32 (stored: bfloat16)")
+    assert pair.drafter.dtype == (mx.bfloat16 if told.fast_bfloat16 else mx.float32)
+    monkeypatch.setattr("dflash_mlx.load.CPU_FLOAT32_BELOW_BYTES", size)
+    assert load_pair(target, drafter).dtype == "bfloat16"
+    monkeypatch.setattr("dflash_mlx.load.FLOAT32_BELOW_BYTES", size + 1)
+    assert load_pair(target, drafter).dtype == "float32 (stored: bfloat16)"
 
 
 def test_gemma4_drafters_take_the_targets_embedding_scale(checkpoints: Path, tmp_path: Path) -> None:

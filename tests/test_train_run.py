@@ -6,15 +6,16 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import folders
+import homes
 import mlx.core as mx
 import pytest
 import tiny
+from child import python
 from drafter_cases import write_folder
 from mlx.utils import tree_flatten
 from typer.testing import CliRunner, Result
@@ -355,7 +356,8 @@ def command(*arguments: str) -> Result:
 @pytest.fixture
 def inside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    for name, value in homes.variables(folder).items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.mark.usefixtures("inside")
@@ -372,7 +374,7 @@ def test_train_convert_generate(folder: Path) -> None:
         "made: the drafter",
     ):
         assert words in result.stderr
-    assert list((folder / "cache").rglob("*.jsonl"))
+    assert list(homes.cache(folder).rglob("*.jsonl"))
     converted = CliRunner().invoke(app, ["convert", "made", "--out", "made-4bit"])
     assert converted.exit_code == 0, converted.stderr
     for name in ("made", "made-4bit"):
@@ -427,9 +429,10 @@ def test_the_readme_as_a_new_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     In processes of their own, which load a fast BLAS where there is one: pytest's has mlx before that.
     """
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name, value in homes.variables(tmp_path).items():
+        monkeypatch.setenv(name, value)
     tool = Path(__file__).parent.parent / "tools" / "make_toy_target.py"
-    subprocess.run([sys.executable, tool, "toy"], check=True)
+    subprocess.run(python(str(tool), "toy"), check=True)
     trained = ["train", "--target", "toy", "--prompts", "toy/prompts.txt", "--out", "toy-dflash2"]
     prompt = (tmp_path / "toy" / "prompts.txt").read_text().splitlines()[0]
     read = ["generate", "--target", "toy", "--drafter", "toy-dflash2-4bit", "--prompt", prompt, "--json"]
@@ -438,7 +441,7 @@ def test_the_readme_as_a_new_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ["convert", "toy-dflash2", "--out", "toy-dflash2-4bit"],
         read,
     ):
-        program = [sys.executable, "-m", "dflash_mlx.cli", *arguments]
+        program = python("-m", "dflash_mlx.cli", *arguments)
         result = subprocess.run(program, check=False, capture_output=True, text=True)
         assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["stats"]["acceptance_length"] > 1.5

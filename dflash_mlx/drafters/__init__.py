@@ -43,7 +43,7 @@ def load_drafter(
         revision: Branch, tag or commit of the repository.
         config: The folder's config if it was read before, as `config.for_target(...)` completed it.
         dtype: Of the activations and of what is not quantized: bfloat16 or float32. None takes what is
-            fastest and safe on this device (`precision.compute_dtype`).
+            fastest and safe on this device (`precision.drafter_dtype`).
         lazy: Leave the weights on disk until they are used.
 
     Raises:
