@@ -7,12 +7,29 @@ what tests start is started through this file, as `python("-m", ...)` writes it.
 from __future__ import annotations
 
 import runpy
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Timer
+
+PATIENCE = 120  # seconds; a slow machine is no failure
 
 
 def python(*arguments: str) -> list[str]:
     """A command line in place of `[sys.executable, *arguments]`."""
     return [sys.executable, __file__, *arguments]
+
+
+@contextmanager
+def bounded(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Within, what is read from the process comes in time, or the process is ended and nothing comes."""
+    timer = Timer(PATIENCE, process.kill)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from child import python
+from child import bounded, python
 from drafter_cases import CHECKPOINTS, checkpoint_weights, random_drafter, raw_config, write_folder
 
 from dflash_mlx.weights import DTYPE_BYTES, INDEX_FILE
@@ -158,7 +158,9 @@ class Worker:
             text=True,
         )
         assert self.process.stdout is not None
-        assert self.process.stdout.readline() == f"{stage}\n", self.process.communicate()[1]
+        with bounded(self.process):
+            line = self.process.stdout.readline()
+        assert line == f"{stage}\n", self.process.communicate()[1]
 
     def go_on(self) -> tuple[int, str]:
         _, problem = self.process.communicate("\n", timeout=60)

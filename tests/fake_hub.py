@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socketserver import TCPServer
 from urllib.parse import unquote, urlsplit
 
 from dflash_mlx.hub import Hub, Transfer
@@ -138,12 +139,20 @@ class Handler(BaseHTTPRequestHandler):
         self.state.sent += len(body) if is_file else 0
 
 
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def server_bind(self) -> None:
+        """Without the look at the name of 127.0.0.1, which can take a Mac seconds."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.server_address[:2]
+
+
 @contextmanager
 def serve() -> Iterator[FakeHub]:
     """The server runs within; `url` says where."""
     state = FakeHub()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"state": state}))
-    server.daemon_threads = True
+    server = Server(("127.0.0.1", 0), type("Bound", (Handler,), {"state": state}))
     state.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pexpect
 import pyte
-from child import python
+from child import PATIENCE, python
 
-PATIENCE = 120  # seconds; a slow machine is no failure
 _NEW_PROMPT = "\x1b[?2004h"  # the line editor asks for bracketed pastes when it begins to read
 
 

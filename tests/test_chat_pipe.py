@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from chat_cases import Case, messages_of, write_pair
-from child import python
+from child import bounded, python
 from terminal import read_terminal
 from typer.testing import CliRunner, Result
 
@@ -198,7 +198,8 @@ def test_ctrl_c_keeps_the_text_and_ends(case: Case) -> None:
     assert process.stdout is not None
     process.stdin.write("w10\nw11\n")
     process.stdin.flush()
-    start = process.stdout.read(20)
+    with bounded(process):
+        start = process.stdout.read(20)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 130

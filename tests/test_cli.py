@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from child import bounded
 from fake_engine import STATS, Engine, install
 from terminal import read_terminal
 from typer.testing import CliRunner, Result
@@ -297,8 +298,9 @@ def interrupted(scenario: str, *arguments: str, presses: int) -> tuple[int, str,
     )
     assert process.stdout is not None
     assert process.stderr is not None
-    assert process.stderr.readline() == "a note\n"  # it is at work
-    start = "" if arguments else process.stdout.read(7)
+    with bounded(process):
+        assert process.stderr.readline() == "a note\n"  # it is at work
+        start = "" if arguments else process.stdout.read(7)
     for _ in range(presses):
         process.send_signal(signal.SIGINT)
         time.sleep(0.3)

@@ -31,7 +31,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model
-from test_drafters import test_golden_steps as golden_steps
+from test_drafters import check_golden_steps
 
 import dflash_mlx
 from dflash_mlx.config import load_config, parse_config
@@ -52,14 +52,11 @@ ALL_8 = make_recipe(8, name="all")
 
 
 @pytest.mark.parametrize("case", GOLDEN_CASES)
-def test_goldens_hold_after_a_conversion_at_16_bits(
-    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_goldens_hold_after_a_conversion_at_16_bits(case: str, tmp_path: Path) -> None:
     out = tmp_path / "16"
     run(GOLDEN / case, out, make_recipe(16, dtype="float32"))
     assert left_in(out) == ["README.md", "config.json", "conversion.json", "model.safetensors"]
-    monkeypatch.setattr("test_drafters.load_drafter", lambda folder: load_drafter(out))
-    golden_steps(case)  # within 2e-4, ids exactly
+    check_golden_steps(case, out)  # within 2e-4, ids exactly
 
 
 @pytest.mark.parametrize("case", GOLDEN_CASES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -61,8 +62,13 @@ def check_lattice(lattice: Lattice, tensors: dict[str, mx.array], prefix: str) -
 
 @pytest.mark.parametrize("case", GOLDEN_CASES)
 def test_golden_steps(case: str) -> None:
+    check_golden_steps(case, GOLDEN / case)
+
+
+def check_golden_steps(case: str, folder: Path) -> None:
+    """The drafter in `folder`, in float32, against the recorded values."""
     tensors, facts = golden(case)
-    drafter = load_drafter(GOLDEN / case)
+    drafter = load_drafter(folder, dtype=mx.float32)
     target = TableTarget(tensors["target.embed_tokens.weight"], tensors["target.lm_head.weight"])
     context = drafter.new_context()
     for step, recorded in enumerate(facts["steps"]):

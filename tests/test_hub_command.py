@@ -17,7 +17,7 @@ import folders
 import homes
 import huggingface_hub
 import pytest
-from child import python
+from child import PATIENCE, python
 from fake_hub import FakeHub
 from typer.testing import CliRunner, Result
 
@@ -138,8 +138,10 @@ def test_ctrl_c_ends_a_download_soon_and_leaves_no_rest(tmp_path: Path) -> None:
         slow.pause = 0.1
         process = started(tmp_path, "convert", "someone/large", "--out", "x", HF_ENDPOINT=slow.url)
         weights = f"GET someone/large/resolve/{slow.repositories['someone/large'].commit}/model.safetensors"
+        end = time.monotonic() + PATIENCE
         while weights not in slow.requests or not list(tmp_path.rglob("*.incomplete")):
             assert process.poll() is None
+            assert time.monotonic() < end
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
         _, problems = process.communicate(timeout=8)  # it would go on for ten seconds

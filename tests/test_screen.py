@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pyte
 import pytest
+from child import bounded
 from rich.text import Text
 
 from dflash_mlx.cli.interrupt import Suspension
@@ -192,8 +193,9 @@ def test_ctrl_z_waits_until_it_is_obeyed_and_stops_the_process() -> None:
         preexec_fn=lambda: signal.signal(signal.SIGTSTP, signal.SIG_DFL),
     )
     assert process.stdout is not None
-    assert process.stdout.readline() == "goes on\n"
-    _, status = os.waitpid(process.pid, os.WUNTRACED)
+    with bounded(process):
+        assert process.stdout.readline() == "goes on\n"
+        _, status = os.waitpid(process.pid, os.WUNTRACED)
     assert os.WIFSTOPPED(status)
     process.send_signal(signal.SIGCONT)
     assert process.wait(60) == 0

@@ -54,6 +54,7 @@ SETTINGS = Settings(
     eval_prompts=1,
     eval_tokens=9,
     save_every=1e9,
+    dtype="float32",
 )
 STEPS = 9  # 3 epochs of 3 passes
 
