@@ -35,9 +35,11 @@ def pytest_report_header() -> str:
     return f"on the {mx.default_device().type.name}, told: {device.current()}, drafters in {dtype}"
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("metal") and not mx.metal.is_available():
-        pytest.skip("needs a Metal GPU")
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not mx.metal.is_available():
+        for item in items:
+            if item.get_closest_marker("metal"):
+                item.add_marker(pytest.mark.skip(reason="needs a Mac's GPU"))
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,6 @@ from dflash_mlx import Block, Session, device, load_drafter, load_pair, stream_g
 from dflash_mlx.drafters.precision import drafter_dtype
 from dflash_mlx.load import this_machine
 from dflash_mlx.prompts import encode_chat
-from dflash_mlx.session import wired
 from dflash_mlx.targets.model import ModelTarget
 from dflash_mlx.weights_convert.recipe import make_recipe
 
@@ -50,11 +49,9 @@ def test_the_gpu_computes_and_is_asked() -> None:
     assert found.generation is not None
     assert found.name == mx.device_info(mx.gpu)["device_name"]
     assert drafter_dtype() == (mx.bfloat16 if found.fast_bfloat16 else mx.float32)
-    there = this_machine()
-    assert there.metal
-    assert there.memory is not None
-    assert there.available is not None
-    assert 0 < there.available <= there.memory
+    available, limit = this_machine().available, found.info["max_recommended_working_set_size"]
+    assert available is not None
+    assert 0 < available <= limit <= found.info["memory_size"]
 
 
 def test_products_are_not_rounded_to_tf32() -> None:
@@ -101,7 +98,7 @@ PROMPTS = (
 )
 
 
-@pytest.fixture(scope="module")
+@cache
 def demo() -> Any:
     return load_pair("demo")
 
@@ -112,12 +109,13 @@ def tokens_of(events: Any) -> list[int]:
 
 @pytest.mark.parametrize("width", [2, 4, 8])
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_the_demo_pair_writes_what_plain_decoding_writes(prompt: str, width: int, demo: Any) -> None:
-    assert demo.dtype == "float32 (stored: bfloat16)"
-    assert demo.drafter.dtype == mx.float32
-    ids = encode_chat(demo.tokenizer, [{"role": "user", "content": prompt}])
-    whole = replace(demo, stop_ids=frozenset())
-    right = reference.greedy(demo.target.model, ids, 60)
+def test_the_demo_pair_writes_what_plain_decoding_writes(prompt: str, width: int) -> None:
+    pair = demo()
+    assert pair.dtype == "float32 (stored: bfloat16)"
+    assert pair.drafter.dtype == mx.float32
+    ids = encode_chat(pair.tokenizer, [{"role": "user", "content": prompt}])
+    whole = replace(pair, stop_ids=frozenset())
+    right = reference.greedy(pair.target.model, ids, 60)
     assert tokens_of(stream_generate(whole, ids, max_tokens=60, width=1)) == right
     assert tokens_of(stream_generate(whole, ids, max_tokens=60, width=width)) == right
 
@@ -154,15 +152,6 @@ def test_a_session_with_rollback(kind: str) -> None:
     right = reference.greedy(target.model, changed, 40)
     script.follow([*changed, *right])
     assert tokens_of(session.generate(changed, max_tokens=40, width=8)) == right
-
-
-def test_memory_is_wired_and_given_back() -> None:
-    before = mx.set_wired_limit(0)
-    mx.set_wired_limit(before)
-    with wired():
-        during = mx.set_wired_limit(before)
-        mx.set_wired_limit(during)
-        assert during == mx.device_info(mx.gpu)["max_recommended_working_set_size"]
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
