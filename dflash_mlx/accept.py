@@ -5,6 +5,9 @@ from `max(p - q, 0)`, renormalised; after a full block one more token is drawn f
 2023, "Fast Inference from Transformers via Speculative Decoding" (arXiv 2211.17192), section 2.3. It holds
 for any `q` that the path was really drawn from, given the drafted tokens before.
 
+Greedy, and with a seed, the target's choice at each position is fixed before a draft is looked at (an argmax;
+see `noise.py`), and a drafted token is kept if it is that choice.
+
 Everything is lazy: the one host read of a cycle is the caller's, of the array that `accept` returns.
 """
 
@@ -24,7 +27,11 @@ def num_uniforms(width: int) -> int:
 
 
 def accept(
-    p_logits: mx.array, proposal: Proposal | None, sampling: Sampler, uniforms: mx.array | None
+    p_logits: mx.array,
+    proposal: Proposal | None,
+    sampling: Sampler,
+    uniforms: mx.array | None,
+    noise: mx.array | None = None,
 ) -> mx.array:
     """Decide how much of a drafted block the target keeps, and choose the token after it.
 
@@ -33,7 +40,9 @@ def accept(
             and temperature are applied here. Row i speaks of the token behind the anchor and i drafted ones.
         proposal: The drafted path of W-1 tokens and its `q`; None is the same as an empty one (W is 1).
         sampling: The options.
-        uniforms: `[num_uniforms(W)]` float32 in [0, 1), the acceptance tests first; None if greedy.
+        uniforms: `[num_uniforms(W)]` float32 in [0, 1), the acceptance tests first; None if greedy, or where
+            there is noise.
+        noise: `[W, V]` float32, the Gumbel noise of a seeded generation; None without a seed.
 
     Returns:
         `[W + 1]` int32, lazy: n, then W tokens. The first n + 1 of them are committed: n drafted ones and one
@@ -46,8 +55,8 @@ def accept(
     drafted = mx.zeros((0,), mx.int32) if proposal is None else proposal.tokens[0].astype(mx.int32)
     if drafted.shape[0] != width - 1:
         raise ValueError(f"{drafted.shape[0]} drafted tokens do not fit {width} rows of logits")
-    if sampling.greedy:
-        choice = mx.argmax(p_logits[0], axis=-1).astype(mx.int32)  # [W]
+    if sampling.greedy or noise is not None:
+        choice = sampling.draw(p_logits[0], noise)  # [W]
         accepted = _prefix_length(drafted == choice[:-1])
         final = mx.take(choice, accepted)
     else:

@@ -24,6 +24,9 @@ class CacheKind(Protocol):
 
     name: str
 
+    def buffers(self, cache: Any) -> Any:
+        """Its arrays themselves, a tree for evaluation: while a view lives, an update copies what it shows."""
+
     def snapshot(self, cache: Any) -> Any:
         """What `restore` needs."""
 
@@ -44,6 +47,9 @@ class CacheKind(Protocol):
 class _KV:
     name = "kv"
 
+    def buffers(self, cache: Any) -> tuple[mx.array | None, mx.array | None]:
+        return cache.keys, cache.values
+
     def snapshot(self, cache: Any) -> int:
         return int(cache.offset)
 
@@ -61,6 +67,8 @@ class _KV:
 
 class _Rotating:
     name = "rotating"
+
+    buffers = _KV.buffers
 
     def snapshot(self, cache: Any) -> tuple[mx.array | None, mx.array | None, int, int]:
         return _fresh(cache.keys), _fresh(cache.values), cache.offset, cache._idx
@@ -83,6 +91,9 @@ class _Rotating:
 
 class _Arrays:
     name = "recurrent"
+
+    def buffers(self, cache: Any) -> list[mx.array | None]:
+        return list(cache.cache)
 
     def snapshot(self, cache: Any) -> list[mx.array | None]:
         return list(cache.cache)

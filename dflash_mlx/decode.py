@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from dflash_mlx.accept import accept, num_uniforms
-from dflash_mlx.sampling import Keys, Sampler
+from dflash_mlx.noise import Noise
+from dflash_mlx.sampling import Sampler
 
 if TYPE_CHECKING:
-    from dflash_mlx.drafters.base import Context, Drafter
+    from dflash_mlx.drafters.base import Context, Drafter, Proposal
     from dflash_mlx.pair import Pair
     from dflash_mlx.stream import Ending
     from dflash_mlx.targets.base import Snapshot, TargetState
@@ -97,8 +98,24 @@ class Step:
     accepted: int
 
 
+@dataclass(frozen=True)
+class Draft:
+    """A proposal that was handed over to the device, and the noise that its verify pass goes on with.
+
+    A pure value: the caches that it was computed from hold nothing of it.
+    """
+
+    width: int
+    proposal: Proposal
+    noise: mx.array | None  # [W, V]; None without a seed
+
+
 class Decoder:
     """Extends a line token by token or block by block.
+
+    What the device can do already is handed over before the host builds more (`mx.async_eval`): a draft
+    before its verify pass, and as soon as a block's tokens are known the drafter's new context, the next
+    draft, and the rollback. So the device works while the host builds, and while a reader has the block.
 
     Args:
         pair: Target and, for cycles, drafter.
@@ -109,10 +126,12 @@ class Decoder:
     def __init__(self, pair: Pair, line: Line, sampler: Sampler) -> None:
         self._target, self._maybe_drafter, self._line = pair.target, pair.drafter, line
         self._taps = pair.drafter.config.target_layer_ids if pair.drafter else ()
-        self._sampler, self._keys = sampler, Keys(sampler.params.seed)
+        self._sampler, self._noise = sampler, Noise(sampler.params.seed)
+        self._start = len(line.tokens)
         self._features: list[mx.array] = []  # of plain steps, not yet in the drafter's context
+        self._ahead: Draft | None = None
 
-    def steps(self, ending: Ending, width: int, run: Callable[[], int] = lambda: 0) -> Generator[Step]:
+    def steps(self, ending: Ending, width: int, plan: Callable[[Step], int] = lambda _: 0) -> Generator[Step]:
         """Steps until the ending has come: the first token, then cycles, or plain steps throughout.
 
         A verify pass is never wider than the tokens that are wanted still; a last single one is plain.
@@ -120,50 +139,82 @@ class Decoder:
         Args:
             ending: Says which tokens are kept.
             width: Rows of a verify pass.
-            run: Asked before each cycle: how many plain steps, of those that are wanted, take its place.
+            plan: Told each step as soon as its tokens are committed; how many plain steps, of those that are
+                wanted, come next instead of a cycle. Not asked within these steps.
         """
         plain = ending.left if width == 1 else 1
+
+        def following(step: Step) -> int:
+            nonlocal plain
+            plain = plan(step) or int(ending.left == 1)
+            return 0 if plain or ending.ended() else min(width, ending.left)
+
         while not ending.ended():
             if plain:
                 with closing(self.plain(plain)) as tokens:
                     for token in tokens:
                         ending.keep([token])
-                        yield Step((token,), width=1, accepted=0)
+                        step = Step((token,), width=1, accepted=0)
+                        following(step)
+                        yield step
                         if ending.ended():
                             break
             else:
-                yield self.cycle(min(width, ending.left), ending.keep)
-            plain = run() or int(ending.left == 1)
+                yield self.cycle(min(width, ending.left), ending.keep, following)
 
-    def cycle(self, width: int, keep: Callable[[list[int]], int]) -> Step:
+    def cycle(
+        self, width: int, keep: Callable[[list[int]], int], following: Callable[[Step], int] = lambda _: 0
+    ) -> Step:
         """One verify pass over the anchor and `width - 1` drafted tokens; one host read.
 
         Args:
             width: 2 .. block size.
             keep: How many of the tokens that could be committed are wanted (at least 1): asked before the
                 commit, so that an end inside the block leaves the caches right.
+            following: Told the step; rows of the next cycle, whose draft is begun then; 0 if there is none.
         """
+        line, (drafter, context) = self._line, self._drafting()
+        draft = self._take(width)
+        anchor = mx.array([line.tokens[-1:]], mx.int32)
+        block = mx.concatenate([anchor, draft.proposal.tokens], axis=1)  # [1, W]
+        verified = self._target.forward(block, line.state, self._taps, rollback=True)
+        logits = self._sampler.process(verified.logits, self._recent(), draft.proposal.tokens)
+        uniforms = self._uniforms(width)
+        outcome = accept(logits, draft.proposal, self._sampler, uniforms, draft.noise)
+
+        accepted, *tokens = host_ints(outcome)
+        tokens = tokens[: accepted + 1]
+        rows = keep(tokens)
+        # The next draft needs the drafter's context only: it does not wait for the rollback.
+        drafter.extend(verified.tapped[:, :rows], context)
+        line.tokens += tokens[:rows]
+        step = Step(tuple(tokens[:rows]), width, accepted)
+        next_width = following(step)
+        self._ahead = self._draft(next_width) if next_width else None
+        self._target.commit(line.state, rows)
+        mx.async_eval(line.arrays())
+        return step
+
+    def _take(self, width: int) -> Draft:
+        """What was begun, if it has this width."""
+        draft, self._ahead = self._ahead, None
+        return draft if draft is not None and draft.width == width else self._draft(width)
+
+    def _draft(self, width: int) -> Draft:
         line, (drafter, context) = self._line, self._drafting()
         anchor = mx.array([line.tokens[-1:]], mx.int32)
         if not line.draft_checked:  # once per sequence: looks at every layer on the host
             drafter.check_finite(anchor, width, context, self._target)
             line.draft_checked = True
-        temperature = self._sampler.params.temperature
-        key = None if self._sampler.greedy else self._keys.next()
-
-        proposal = drafter.draft(anchor, width, context, self._target, temperature, key)
-        block = mx.concatenate([anchor, proposal.tokens], axis=1)  # [1, W]
-        verified = self._target.forward(block, line.state, self._taps, rollback=True)
-        logits = self._sampler.process(verified.logits, self._recent(), proposal.tokens)
-        outcome = accept(logits, proposal, self._sampler, self._uniforms(width))
-
-        accepted, *tokens = host_ints(outcome)
-        tokens = tokens[: accepted + 1]
-        rows = keep(tokens)
-        self._target.commit(line.state, rows)
-        drafter.extend(verified.tapped[:, :rows], context)
-        line.tokens += tokens[:rows]
-        return Step(tuple(tokens[:rows]), width, accepted)
+        temperature, sampled = self._sampler.params.temperature, not self._sampler.greedy
+        noise = self._gumbel(width) if self._noise.seeded else None
+        key = self._noise.next() if sampled and noise is None else None
+        drafted = None if noise is None else noise[:-1]
+        proposal = drafter.draft(anchor, width, context, self._target, temperature, key, drafted)
+        mx.async_eval(
+            [array for array in (proposal.tokens, proposal.ids, proposal.q, noise) if array is not None]
+        )
+        return Draft(width, proposal, noise)
 
     def plain(self, limit: int) -> Generator[int]:
         """At most `limit` tokens, one row each; the next step runs before a token is read.
@@ -171,33 +222,33 @@ class Decoder:
         Closing the iterator early is right at any time: the token that the running step was fed is a
         committed one.
         """
+        self._ahead = None
         recent = self._recent()
         token = mx.array(self._line.tokens[-1:], mx.int32)
-        following = self._step(token, recent)
-        mx.async_eval(following)
+        following = self._step(token, recent, self._gumbel(1))
         try:
             for left in range(limit, 0, -1):
                 token = following
                 if left > 1:
                     if recent is not None:
                         recent = self._sampler.remember(recent, token)
-                    following = self._step(token, recent)
-                    mx.async_eval(following)
+                    following = self._step(token, recent, self._gumbel(1, ahead=1))
                 self._line.tokens += host_ints(token)
                 yield self._line.tokens[-1]
         finally:
             self._flush()
 
-    def _step(self, token: mx.array, recent: mx.array | None) -> mx.array:
-        """Feed one token `[1]`; the next one `[1]`, lazy."""
+    def _step(self, token: mx.array, recent: mx.array | None, noise: mx.array | None) -> mx.array:
+        """Feed one token `[1]`; the next one `[1]`, handed over."""
         verified = self._target.forward(token[None], self._line.state, self._taps)
+        logits = self._sampler.process(verified.logits, recent, None)
+        following = self._sampler.draw(logits[:, -1], noise)
+        mx.async_eval(following, verified.features)
         if verified.features is not None:
             self._features.append(verified.features)
             if len(self._features) == FEATURE_ROWS:
                 self._flush()
-        logits = self._sampler.process(verified.logits, recent, None)
-        key = None if self._sampler.greedy else self._keys.next()
-        return self._sampler.draw(logits[:, -1], key)
+        return following
 
     def _flush(self) -> None:
         if self._features:
@@ -217,8 +268,22 @@ class Decoder:
             return None
         return mx.array(self._line.tokens[-self._sampler.params.penalty_context :], mx.int32)
 
+    def _gumbel(self, rows: int, ahead: int = 0) -> mx.array | None:
+        """Noise of the next positions, `[rows, V]`; those after `ahead` tokens that are not read yet."""
+        if self._sampler.greedy:
+            return None
+        first = len(self._line.tokens) - self._start + ahead
+        return self._noise.gumbel(first, rows, self._sampler.vocab_size)
+
     def _uniforms(self, width: int) -> mx.array | None:
-        return None if self._sampler.greedy else self._keys.uniforms(num_uniforms(width))
+        if self._sampler.greedy or self._noise.seeded:
+            return None
+        return self._noise.uniforms(num_uniforms(width))
+
+
+def host_wait() -> None:
+    """Wait for all that was handed over."""
+    mx.synchronize()
 
 
 def host_ints(array: mx.array) -> list[int]:

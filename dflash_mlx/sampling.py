@@ -8,36 +8,12 @@ penalties. Nothing here reads an array on the host, and nothing touches MLX's gl
 from __future__ import annotations
 
 import math
-import secrets
 
 import mlx.core as mx
 from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p, make_logits_processors
 
 from dflash_mlx.errors import UserError
 from dflash_mlx.types import SamplingParams
-
-
-class Keys:
-    """The random keys of one generation: independent of other generations and of MLX's global state.
-
-    The keys are those that `mx.random.seed(seed)` followed by key-less calls would use, one per call, so a
-    plain generation draws what mlx-lm draws from the same seed.
-
-    Args:
-        seed: In [0, 2**64); None takes fresh entropy from the operating system.
-    """
-
-    def __init__(self, seed: int | None = None) -> None:
-        self._key = mx.random.key(secrets.randbits(64) if seed is None else seed)
-
-    def next(self) -> mx.array:
-        """A key that was not given out before, `[2]` uint32, lazy."""
-        self._key, key = mx.random.split(self._key)
-        return key
-
-    def uniforms(self, count: int) -> mx.array:
-        """`[count]` float32 in [0, 1), from one key."""
-        return mx.random.uniform(shape=(count,), key=self.next())
 
 
 class Sampler:
@@ -143,16 +119,21 @@ class Sampler:
             logprobs = apply_top_k(logprobs, params.top_k)
         return logprobs * (1 / params.temperature)
 
-    def draw(self, processed: mx.array, key: mx.array | None) -> mx.array:
-        """One token per row: the plain decoder's choice, mlx-lm's own from the same key on float32 logits.
+    def draw(self, processed: mx.array, noise: mx.array | None) -> mx.array:
+        """One token per row: the target's own choice, in plain steps and, with a seed, in verify passes.
 
         Args:
             processed: `[..., V]`, logits after `process`.
-            key: From `Keys.next`; unused when greedy.
+            noise: `[..., V]`, from `Noise.gumbel`; unused when greedy.
 
         Returns:
             `[...]` int32.
+
+        Raises:
+            ValueError: There is no noise to draw with.
         """
         if self.greedy:
             return mx.argmax(processed, axis=-1).astype(mx.int32)
-        return mx.random.categorical(self.logprobs(processed), key=key).astype(mx.int32)
+        if noise is None:
+            raise ValueError("a draw needs noise")
+        return mx.argmax(self.logprobs(processed) + noise, axis=-1).astype(mx.int32)

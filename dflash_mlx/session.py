@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 from mlx_lm.utils import common_prefix_len, maybe_set_recommended_wired_limit
 
-from dflash_mlx.decode import Decoder, Line, LineSnapshot, Step, host_ints
+from dflash_mlx.decode import Decoder, Line, LineSnapshot, Step, host_ints, host_wait
 from dflash_mlx.errors import UserError
 from dflash_mlx.interrupts import deferred_sigint
 from dflash_mlx.metrics import Recorder
@@ -48,6 +48,41 @@ class _Turn:
     notes: list[str]
     cancelled: Callable[[], bool]
     plain_share: float
+
+
+class _Making:
+    """The block that is being made: one step, or all steps of a measuring run; then what comes next.
+
+    Attributes:
+        whole: No more steps belong to it.
+    """
+
+    def __init__(self, line: Line, ending: Ending, recorder: Recorder, rate: PlainRate) -> None:
+        self._line, self._ending, self._recorder, self._rate = line, ending, recorder, rate
+        self._tokens: list[int] = []
+        self._seconds = 0.0
+        self.whole = True
+
+    def add(self, step: Step) -> int:
+        """See `Decoder.steps`: a step's tokens are on the host; how many plain steps are to come next."""
+        if self.whole:
+            self._tokens = []
+        self._tokens += step.tokens
+        more = self._rate.read(self._recorder.clock())
+        self.whole = not more or self._ending.ended()
+        return self._end(step) if self.whole else 0
+
+    def event(self, step: Step, text: str) -> Block:
+        """The block, with its last step; not whole if the run was cancelled."""
+        if not self.whole:
+            self._end(step)
+            self.whole = True
+        return Block(tuple(self._tokens), text, step.width, step.accepted, self._seconds)
+
+    def _end(self, step: Step) -> int:
+        self._seconds = self._recorder.count(len(self._tokens), step.width, step.accepted)
+        self._rate.observe(step.width, self._seconds)
+        return self._rate.plan(len(self._line.tokens), self._ending.left)
 
 
 class Session:
@@ -127,8 +162,8 @@ class Session:
             cancelled: Asked between steps; True ends the stream with reason "interrupted".
             plain_share: How much of the decode time (0 .. 1) may go to plain steps that measure what plain
                 decoding would reach: of this reply's, or of the session's while little is known of its
-                context length. They write the reply like any other step, but when they come depends on
-                the clock, so a seed alone does not repeat a reply then.
+                context length. They write the reply like any other step; with a seed, or greedy, it is the
+                same reply with and without them.
 
         Returns:
             The events. Closing the iterator early is allowed at any time, and so is a new `generate`, which
@@ -176,7 +211,9 @@ class Session:
             whole = self._read(turn)
             if whole:
                 note = "; ".join((*turn.notes, *self._reach_notes(turn))) or None
-                yield Prefilled(len(turn.prompt), recorder.reused_tokens, recorder.prefilled(), note)
+                event = Prefilled(len(turn.prompt), recorder.reused_tokens, recorder.prefilled(), note)
+                recorder.leave()
+                yield event
                 recorder.resume()
                 yield from self._write(turn, recorder)
             reason, rate = turn.ending.reason or "interrupted", self.plain_tokens_per_second
@@ -243,35 +280,36 @@ class Session:
 
     def _write(self, turn: _Turn, recorder: Recorder) -> Iterator[Event]:
         """One event per cycle, plain step or measuring run until the end."""
-        cleared, plain_rate = 0, self._plain_rate
-        plain_rate.begin(turn.plain_share)
-        decoder = Decoder(self._pair, self._line, turn.sampler)
-        steps = decoder.steps(turn.ending, turn.width, lambda: plain_rate.run)
+        cleared, block = 0, _Making(self._line, turn.ending, recorder, self._plain_rate)
+        self._plain_rate.begin(turn.plain_share)
+        self._plain_rate.plan(len(self._line.tokens), turn.ending.left)
+        steps = Decoder(self._pair, self._line, turn.sampler).steps(turn.ending, turn.width, block.add)
         try:
             while not turn.ending.ended() and not turn.cancelled():
-                plain_rate.plan(len(self._line.tokens), turn.ending.left)
-                yield self._next_block(turn, steps, recorder)
+                event = self._next_block(turn, steps, block)
+                recorder.leave(host_wait)
+                yield event
                 recorder.resume()
                 if recorder.generated - cleared >= CLEAR_CACHE_TOKENS:
                     cleared = recorder.generated
                     mx.clear_cache()
         finally:
-            with self._step():  # the drafter gets what it has not read of a plain run
-                steps.close()
+            torn = self._torn
+            with self._step():
+                steps.close()  # the drafter gets what it has not read of a plain run
+                if not torn:
+                    # A later reply may come in another thread, and has no stream for what is lazy here.
+                    mx.eval(self._line.arrays())
 
-    def _next_block(self, turn: _Turn, steps: Generator[Step], recorder: Recorder) -> Block:
+    def _next_block(self, turn: _Turn, steps: Generator[Step], block: _Making) -> Block:
         """A cycle or a plain step; or a whole run, as the device works on while a reader has its tokens."""
-        tokens: list[int] = []
-        text, more = "", True
-        while more:
+        text = ""
+        while True:
             with self._step():
                 step = next(steps)
                 text += turn.text.finish() if turn.ending.ended() else turn.text.take()
-            tokens += step.tokens
-            more = self._plain_rate.read(recorder.clock()) and not (turn.ending.ended() or turn.cancelled())
-        block = recorder.block(tokens, text, step.width, step.accepted)
-        self._plain_rate.observe(block.width, block.seconds)
-        return block
+            if block.whole or turn.cancelled():
+                return block.event(step, text)
 
     @contextmanager
     def _step(self) -> Iterator[None]:

@@ -94,6 +94,7 @@ class ScriptedDrafter:
         target: Any,
         temperature: float,
         key: Any = None,
+        noise: Any = None,
     ) -> Proposal:
         start = context.length + 1  # the anchor is at `context.length`
         tokens = [*self._right[start : start + width - 1]]

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from dflash_mlx import accept as accept_module
 from dflash_mlx.accept import accept, num_uniforms
 from dflash_mlx.drafters.base import Proposal
-from dflash_mlx.sampling import Keys, Sampler
+from dflash_mlx.noise import Noise
+from dflash_mlx.sampling import Sampler
 from dflash_mlx.types import SamplingParams
 
 GOLDEN = Path(__file__).parent / "data" / "golden" / "acceptance"
@@ -165,7 +166,7 @@ def test_greedy_takes_the_first_of_equals_and_no_uniforms() -> None:
 
 def test_width_one_is_a_plain_draw() -> None:
     logits = mx.random.normal((1, 1, 50), key=mx.random.key(3))
-    uniforms = Keys(5).uniforms(num_uniforms(1))
+    uniforms = Noise(5).uniforms(num_uniforms(1))
     empty = Proposal(mx.zeros((1, 0), mx.int32), None, None)
     wide = Proposal(mx.zeros((1, 0), mx.int32), None, mx.zeros((1, 0, 50)))
     for params in (SamplingParams(), ONE):
@@ -195,7 +196,7 @@ def test_half_precision_logits_are_widened_first() -> None:
     logits = mx.array(rng.normal(size=(1, 3, 500)).astype(np.float32)).astype(mx.bfloat16)
     sampler = Sampler(SamplingParams(temperature=0.9, top_p=0.9), 500)
     for seed in range(20):
-        drafted, uniforms = proposal(rng, "candidates", 3, 500), Keys(seed).uniforms(4)
+        drafted, uniforms = proposal(rng, "candidates", 3, 500), Noise(seed).uniforms(4)
         wide = accept(logits.astype(mx.float32), drafted, sampler, uniforms).tolist()
         assert accept(logits, drafted, sampler, uniforms).tolist() == wide
 
@@ -234,11 +235,13 @@ def test_nothing_is_read_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr(mx, "eval", refuse)
         patch.setattr(mx, "synchronize", refuse)
         for sampler in samplers:
-            keys = Keys(1)
+            noise = Noise(1)
             for drafted in drafts:
                 rows = sampler.process(logits, recent, drafted.tokens)
-                results.append(accept(rows, drafted, sampler, keys.uniforms(num_uniforms(width))))
+                results.append(accept(rows, drafted, sampler, noise.uniforms(num_uniforms(width))))
                 results.append(sampler.remember(recent, results[-1]))
-            results.append(sampler.draw(sampler.process(logits[:, -1:], recent, None)[:, -1], keys.next()))
+            results.append(
+                sampler.draw(sampler.process(logits[:, -1:], recent, None)[:, -1], noise.gumbel(0, 1, vocab))
+            )
     mx.eval(results)
     assert len(results) == 14

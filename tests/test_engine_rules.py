@@ -63,12 +63,15 @@ def test_one_host_read_per_cycle(
     events = stream_generate(pair, PROMPT, sampling, max_tokens=60, width=width)
     for _ in range(4):  # prompt, first token, the cycle with the one finiteness check, one more
         next(events)
+    waits = 0
     with counted_host_reads(monkeypatch) as reads:
         for event in events:
             if isinstance(event, Finished):
                 break
-            assert len(reads) <= 1, reads
+            waits += reads.count("synchronize")
+            assert len(reads) - reads.count("synchronize") <= 1, reads
             reads.clear()
+    assert waits <= 2  # of the statistics: one in 32 blocks
 
 
 def test_the_counter_counts(monkeypatch: pytest.MonkeyPatch) -> None:

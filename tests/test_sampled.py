@@ -1,8 +1,10 @@
-"""Sampling through the whole engine: the draws of mlx-lm when plain, its distribution when speculative."""
+"""Sampling through the whole engine: mlx-lm's own choices with a seed, its distribution without."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import random
 from collections import Counter
 
 import fakes
@@ -11,7 +13,8 @@ import numpy as np
 import pytest
 import tiny
 from mlx_lm.generate import generate_step
-from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p, make_logits_processors, make_sampler
+from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p, make_logits_processors
+from reference import mlx_lm_sampler
 from scipy import stats
 
 from dflash_mlx.decode import Decoder
@@ -45,24 +48,23 @@ def mlx_lm_processors(params: SamplingParams) -> list:
     "options", [{}, FILTERS, PENALTIES, {**FILTERS, **PENALTIES, "logit_bias": {7: 2.0}}]
 )
 @pytest.mark.parametrize("family", ["llama", "qwen3_5"])
-def test_plain_draws_what_mlx_lm_draws(family: str, options: dict) -> None:
+def test_with_a_seed_every_width_writes_what_mlx_lm_draws(family: str, options: dict) -> None:
     target = tiny.build(family)
     params = SamplingParams(temperature=0.8, seed=7, **options)
-    mx.random.seed(7)
-    sampler = make_sampler(temp=0.8, top_p=params.top_p, min_p=params.min_p, top_k=params.top_k)
     wanted = generate_step(
         mx.array(PROMPT),
         target.model,
         max_tokens=60,
-        sampler=sampler,
+        sampler=mlx_lm_sampler(params),
         logits_processors=mlx_lm_processors(params),
     )
     wanted_tokens = [token for token, _ in wanted]
     drafter = tiny.build_drafter(2)
     for pair in (fakes.pair_of(target), fakes.pair_of(target, drafter)):
-        mx.random.seed(99)  # the engine's draws are its own
-        events = stream_generate(pair, PROMPT, params, max_tokens=60, width=1)
-        assert [t for e in events if isinstance(e, Block) for t in e.tokens] == wanted_tokens
+        for width in (1,) if pair.drafter is None else (1, 2, 5, 8):
+            mx.random.seed(99)  # the engine's draws are its own
+            events = stream_generate(pair, PROMPT, params, max_tokens=60, width=width)
+            assert [t for e in events if isinstance(e, Block) for t in e.tokens] == wanted_tokens
 
 
 @pytest.mark.parametrize("width", [1, 5])
@@ -130,6 +132,9 @@ def p_value(counts: Counter, expected: dict[tuple[int, ...], float], draws: int)
 def sampled_triples(
     params: SamplingParams, generation: int, width: int, draws: int
 ) -> tuple[Counter, dict, float]:
+    """From a generation without a seed, whose fresh entropy is that of `params.seed`."""
+    entropy = random.Random(params.seed).getrandbits
+    params = dataclasses.replace(params, seed=None)
     target = tiny.build("llama", vocab_size=V, num_hidden_layers=2)
     drafter = tiny.build_drafter(
         generation, vocab_size=V, num_target_layers=2, target_layer_ids=[0, 1], num_hidden_layers=1
@@ -138,7 +143,9 @@ def sampled_triples(
     prompt = [1, 4, 2, 8, 5, 7]
     line = fakes.line_at(pair, prompt)
     start = line.snapshot()
-    decoder = Decoder(pair, line, Sampler(params, V))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("secrets.randbits", entropy)
+        decoder = Decoder(pair, line, Sampler(params, V))
     counts, lengths = Counter(), []
     for _ in range(draws):
         line.restore(start)

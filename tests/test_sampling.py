@@ -1,8 +1,9 @@
-"""Logits to draws: the same tokens as mlx-lm from the same seed, and every option by its definition."""
+"""Logits to draws: the same tokens as mlx-lm from the same noise, and every option by its definition."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import pickle
 from collections.abc import Iterator
@@ -16,10 +17,12 @@ from exact import reference
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from mlx_lm.generate import generate_step
-from mlx_lm.sample_utils import make_logits_processors, make_sampler
+from mlx_lm.sample_utils import make_logits_processors
+from reference import mlx_lm_sampler
 
 from dflash_mlx.errors import UserError
-from dflash_mlx.sampling import Keys, Sampler
+from dflash_mlx.noise import Noise
+from dflash_mlx.sampling import Sampler
 from dflash_mlx.types import SamplingParams
 
 GOLDEN = Path(__file__).parent / "data" / "golden" / "acceptance"
@@ -75,7 +78,7 @@ class Bigram(nn.Module):
 
 
 def theirs(model: Bigram, params: SamplingParams, count: int) -> list[int]:
-    """mlx-lm's own generation from the seed in `params`."""
+    """mlx-lm's own generation, drawn from the noise of the seed in `params`."""
     size = params.penalty_context
     processors = make_logits_processors(
         dict(params.logit_bias),
@@ -86,21 +89,23 @@ def theirs(model: Bigram, params: SamplingParams, count: int) -> list[int]:
         params.frequency_penalty,
         size,
     )
-    sampler = make_sampler(params.temperature, params.top_p, params.min_p, top_k=params.top_k)
-    mx.random.seed(params.seed)
     steps = generate_step(
-        mx.array(PROMPT), model, max_tokens=count, sampler=sampler, logits_processors=processors
+        mx.array(PROMPT),
+        model,
+        max_tokens=count,
+        sampler=mlx_lm_sampler(params),
+        logits_processors=processors,
     )
     return [token for token, _ in steps]
 
 
 def ours(model: Bigram, params: SamplingParams) -> Iterator[int]:
-    sampler, keys = Sampler(params, VOCAB), Keys(params.seed)
+    sampler, noise = Sampler(params, VOCAB), Noise(params.seed)
     recent = mx.array(PROMPT, mx.int32)
     token = recent[-1:]
-    while True:
+    for position in itertools.count():
         logits = sampler.process(model(token[None]), recent, None)
-        token = sampler.draw(logits[:, -1], keys.next())
+        token = sampler.draw(logits[:, -1], noise.gumbel(position, 1, VOCAB))
         recent = sampler.remember(recent, token)
         yield token.item()
 
@@ -127,17 +132,6 @@ def test_generations_do_not_disturb_each_other_or_the_global_state() -> None:
         next(other)
     assert interleaved == alone
     assert mx.random.uniform(shape=(3,)).tolist() == untouched
-
-
-def test_keys() -> None:
-    keys, again = Keys(3), Keys(3)
-    given_out = [keys.next().tolist() for _ in range(50)]
-    assert given_out == [again.next().tolist() for _ in range(50)]
-    assert len({tuple(key) for key in given_out}) == 50
-    assert Keys().next().tolist() != Keys().next().tolist()
-    uniforms = Keys(2**64 - 1).uniforms(10_000)
-    assert (uniforms.shape, uniforms.dtype) == ((10_000,), mx.float32)
-    assert 0 <= uniforms.min().item() < 0.01 < 0.99 < uniforms.max().item() < 1
 
 
 # ---- bias and penalties ----
@@ -272,9 +266,10 @@ def test_draws_follow_the_shape_of_the_rows() -> None:
     logits = mx.random.normal((1, 1, VOCAB), key=mx.random.key(0))
     for params in (SamplingParams(), SamplingParams(temperature=1.0)):
         sampler = Sampler(params, VOCAB)
-        token = sampler.draw(logits, mx.random.key(2))
+        noise = Noise(2).gumbel(0, 1, VOCAB)
+        token = sampler.draw(logits, noise)
         assert (token.shape, token.dtype) == ((1, 1), mx.int32)
-        assert token.item() == sampler.draw(logits[0], mx.random.key(2)).item()
+        assert token.item() == sampler.draw(logits[0], noise).item()
     assert Sampler(SamplingParams(), VOCAB).draw(logits, None).shape == (1, 1)
 
 
@@ -328,7 +323,7 @@ def test_values_at_the_ends_of_their_range() -> None:
         params = SamplingParams(temperature=ends.pop("temperature", 1.0), **ends)
         sampler = Sampler(params, VOCAB)
         logits = sampler.process(mx.zeros((1, 1, VOCAB)), mx.array(PROMPT), None)
-        assert 0 <= sampler.draw(logits, Keys(params.seed).next()).item() < VOCAB
+        assert 0 <= sampler.draw(logits, Noise(params.seed).gumbel(0, 1, VOCAB)).item() < VOCAB
     assert SamplingParams().greedy
     assert not SamplingParams(temperature=1e-6).greedy
 

@@ -81,6 +81,7 @@ class Drafter(Protocol):
         target: Target,
         temperature: float,
         key: mx.array | None = None,
+        noise: mx.array | None = None,
     ) -> Proposal:
         """Propose `width - 1` tokens after `anchor`.
 
@@ -91,4 +92,6 @@ class Drafter(Protocol):
             target: Lends its embedding table and output head.
             temperature: 0 drafts greedily; else the path is drawn from softmax(score / temperature).
             key: Random key for a drawn path; unused when greedy.
+            noise: `[W-1, V]` float32, the Gumbel noise that the target will choose with. The path then takes
+                the argmax of score/temperature + noise at each position, and `Proposal.q` is None.
         """

@@ -64,7 +64,15 @@ class Lattice:
 
     def greedy(self) -> mx.array:
         """Tokens `[G]` of the path that takes the best step at every position."""
-        places, _ = self._follow(mx.argmax(self.scores, axis=-1))
+        return self._best(self.scores)
+
+    def coupled(self, temperature: float, noise: mx.array) -> mx.array:
+        """Tokens `[G]` of the path that takes the best step of `score / temperature + noise [G, V]`."""
+        own = mx.take_along_axis(noise, self.ids, axis=-1)  # [G, K]
+        return self._best(self.scores / temperature + own[:, None])
+
+    def _best(self, scores: mx.array) -> mx.array:
+        places, _ = self._follow(mx.argmax(scores, axis=-1))
         return self._tokens(places)
 
     def sample(self, temperature: float, key: mx.array | None) -> tuple[mx.array, mx.array]:
@@ -151,10 +159,18 @@ class DFlash2Drafter(DFlashDrafter):
         return name + ".weight" if name.endswith("_codebook") else super().parameter_name(name)
 
     def propose(
-        self, hidden: mx.array, logits: mx.array, anchor: mx.array, temperature: float, key: mx.array | None
+        self,
+        hidden: mx.array,
+        logits: mx.array,
+        anchor: mx.array,
+        temperature: float,
+        key: mx.array | None,
+        noise: mx.array | None = None,
     ) -> Proposal:
-        """Choose a path with the selector: greedy, or drawn with the rows of q that it was drawn from."""
+        """Choose a path with the selector: greedy, with noise, or drawn, with the rows of q for it."""
         lattice = self.candidate_selector.lattice(hidden, logits, anchor)
+        if noise is not None:
+            return Proposal(lattice.coupled(temperature, noise)[None], None, None)
         if temperature == 0:
             return Proposal(lattice.greedy()[None], None, None)
         tokens, q = lattice.sample(temperature, key)

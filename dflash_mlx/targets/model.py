@@ -66,7 +66,7 @@ class ModelState:
 
     def arrays(self) -> list[Any]:
         """The buffers, for evaluation."""
-        return [cache.state for cache in self.caches if not cache.empty()]
+        return [KINDS[type(cache)].buffers(cache) for cache in self.caches]
 
     @property
     def nbytes(self) -> int:

@@ -1,12 +1,13 @@
 """The target's own answers to the prompts, written once and kept on disk as token ids.
 
 One file per target, one line per answer, each under a key of everything that it depends on: whatever stops
-the writing, the next run goes on behind the last whole line. A sampled answer has random keys of its own, so
+the writing, the next run goes on behind the last whole line. A sampled answer has noise of its own, so
 it does not depend on which others were written beside it (but for rounding, see DESIGN's "Numerics").
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +20,8 @@ from mlx_lm.generate import BatchGenerator
 
 from dflash_mlx.errors import UserError
 from dflash_mlx.generate import stream_generate
-from dflash_mlx.sampling import Keys, Sampler
+from dflash_mlx.noise import Noise
+from dflash_mlx.sampling import Sampler
 from dflash_mlx.targets import FAMILIES
 from dflash_mlx.train.report import Answered, Listener
 from dflash_mlx.train.rows import Prompt
@@ -216,11 +218,12 @@ def _together(
 
 
 def _sampler(pair: Pair, job: _Job) -> Callable[[mx.array], mx.array] | None:
-    """mlx-lm's greedy one for all together, or one with random keys of its own."""
+    """mlx-lm's greedy one for all together, or one with noise of its own."""
     if job.sampling.greedy:
         return None
-    sampler, keys = Sampler(job.sampling, pair.target.vocab_size), Keys(job.sampling.seed)
-    return lambda logprobs: sampler.draw(logprobs, keys.next())
+    sampler, noise = Sampler(job.sampling, pair.target.vocab_size), Noise(job.sampling.seed)
+    positions = itertools.count()
+    return lambda logprobs: sampler.draw(logprobs, noise.gumbel(next(positions), 1, logprobs.shape[-1]))
 
 
 def _singly(

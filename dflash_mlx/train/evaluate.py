@@ -56,11 +56,12 @@ class ArgmaxDrafter:
         target: Target,
         temperature: float,
         key: mx.array | None = None,
+        noise: mx.array | None = None,
     ) -> Proposal:
         """The first generation's choice."""
         hidden, head_dtype = self._drafter.block_hidden(anchor, width, own_context(context), target)
         logits = self._drafter.logits(hidden, head_dtype, target)
-        return DFlashDrafter.propose(self._drafter, hidden, logits, anchor, temperature, key)
+        return DFlashDrafter.propose(self._drafter, hidden, logits, anchor, temperature, key, noise)
 
 
 @dataclass(frozen=True)
