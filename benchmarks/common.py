@@ -28,14 +28,15 @@ from dflash_mlx.pair import Pair
 class Laps:
     """Seconds by name; everything that is compared is timed in turns, in one run."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
         self.seconds: dict[str, list[float]] = defaultdict(list)
 
     @contextmanager
     def lap(self, name: str) -> Iterator[None]:
-        started = time.perf_counter()
+        started = self._clock()
         yield
-        self.seconds[name].append(time.perf_counter() - started)
+        self.seconds[name].append(self._clock() - started)
 
     def in_turns(self, runs: Mapping[str, Callable[[], float]], rounds: int) -> None:
         """Seconds that each run tells, once a round, every other round backwards; a first round warms up."""

@@ -52,17 +52,17 @@ def accept(
         ValueError: The shapes do not belong together, or uniforms are missing.
     """
     width = p_logits.shape[1]
-    drafted = mx.zeros((0,), mx.int32) if proposal is None else proposal.tokens[0].astype(mx.int32)
+    drafted = mx.zeros((0,), mx.int32) if proposal is None else proposal.tokens.squeeze(0).astype(mx.int32)
     if drafted.shape[0] != width - 1:
         raise ValueError(f"{drafted.shape[0]} drafted tokens do not fit {width} rows of logits")
     if sampling.greedy or noise is not None:
-        choice = sampling.draw(p_logits[0], noise)  # [W]
+        choice = sampling.draw(p_logits.squeeze(0), noise)  # [W]
         accepted = _prefix_length(drafted == choice[:-1])
         final = mx.take(choice, accepted)
     else:
         if uniforms is None or uniforms.shape != (num_uniforms(width),):
             raise ValueError(f"sampling over {width} rows needs {num_uniforms(width)} uniforms")
-        p = mx.softmax(sampling.logprobs(p_logits[0]), axis=-1)  # [W, V]
+        p = mx.softmax(sampling.logprobs(p_logits.squeeze(0)), axis=-1)  # [W, V]
         accepted, final = _accept_sampled(p, drafted, proposal, uniforms)
     path = mx.concatenate([drafted, final[None]])
     committed = mx.where(mx.arange(width) < accepted, path, final)
@@ -85,8 +85,8 @@ def _accept_sampled(
     tests = drafted.shape[0]
     token = drafted[:, None]
     # One-hot q is the case of a single candidate.
-    q = mx.ones((tests, 1), mx.float32) if proposal.q is None else proposal.q[0].astype(mx.float32)
-    ids = token if proposal.q is None else None if proposal.ids is None else proposal.ids[0]
+    q = mx.ones((tests, 1), mx.float32) if proposal.q is None else proposal.q.squeeze(0).astype(mx.float32)
+    ids = token if proposal.q is None else None if proposal.ids is None else proposal.ids.squeeze(0)
     if ids is None:
         q_token = mx.take_along_axis(q, token, axis=1)[:, 0]
     else:

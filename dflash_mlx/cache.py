@@ -25,7 +25,7 @@ class CacheKind(Protocol):
     name: str
 
     def buffers(self, cache: Any) -> Any:
-        """Its arrays themselves, a tree for evaluation: while a view lives, an update copies what it shows."""
+        """Its arrays themselves, a tree for evaluation: while a view lives, an update copies it."""
 
     def snapshot(self, cache: Any) -> Any:
         """What `restore` needs."""

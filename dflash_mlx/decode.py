@@ -187,6 +187,7 @@ class Decoder:
         rows = keep(tokens)
         # The next draft needs the drafter's context only: it does not wait for the rollback.
         drafter.extend(verified.tapped[:, :rows], context)
+        mx.async_eval(context.arrays())
         line.tokens += tokens[:rows]
         step = Step(tuple(tokens[:rows]), width, accepted)
         next_width = following(step)
@@ -243,7 +244,7 @@ class Decoder:
         verified = self._target.forward(token[None], self._line.state, self._taps)
         logits = self._sampler.process(verified.logits, recent, None)
         following = self._sampler.draw(logits[:, -1], noise)
-        mx.async_eval(following, verified.features)
+        mx.async_eval(following, verified.features, self._line.state.arrays())
         if verified.features is not None:
             self._features.append(verified.features)
             if len(self._features) == FEATURE_ROWS:

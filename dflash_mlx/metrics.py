@@ -88,6 +88,11 @@ class Recorder:
         away = self.clock() - self._left
         self._last += away - self._overlap.counted(away)
 
+    @property
+    def decode_seconds(self) -> float:
+        """From the first token to the last lap, readers left out."""
+        return self._spent - self.first_token_seconds
+
     def prefilled(self) -> float:
         """Seconds of the prompt pass."""
         self.prefill_seconds = self._lap()
@@ -119,7 +124,7 @@ class Recorder:
         self._lap()  # what a step leaves to be done
         cycles = sum(self.histogram)
         committed = sum(count * (n + 1) for n, count in enumerate(self.histogram))
-        seconds = self._spent - self.first_token_seconds
+        seconds = self.decode_seconds
         rate = (self.generated - 1) / seconds if self.generated > 1 and seconds > 0 else 0.0
         stats = Stats(
             method=pair.method if cycles else "plain",

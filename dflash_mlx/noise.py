@@ -55,7 +55,7 @@ class Noise:
             uniform = mx.maximum(mx.random.uniform(shape=(vocab,), key=key), LEAST)
             return -mx.log(-mx.log1p(-uniform))
 
-        return row(keys[0])[None] if count == 1 else mx.vmap(row)(keys)
+        return row(keys.squeeze(0))[None] if count == 1 else mx.vmap(row)(keys)
 
     def uniforms(self, count: int) -> mx.array:
         """`[count]` float32 in [0, 1), other ones with every call."""

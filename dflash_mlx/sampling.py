@@ -80,13 +80,15 @@ class Sampler:
         """
         nothing = mx.zeros((0,), mx.int32)
         for bias in self._bias:
-            logits = bias(nothing, logits[0])[None]  # the same for every row: one call
+            logits = bias(nothing, logits.squeeze(0))[None]  # the same for every row: one call
         if not self._penalties:
             return logits
         rows = logits.shape[1]
         if recent is None or (0 if drafted is None else drafted.shape[1]) != rows - 1:
             raise ValueError(f"penalties on {rows} rows need the history and {rows - 1} drafted tokens")
-        history = recent if drafted is None else mx.concatenate([recent, drafted[0].astype(recent.dtype)])
+        history = (
+            recent if drafted is None else mx.concatenate([recent, drafted.squeeze(0).astype(recent.dtype)])
+        )
         start = recent.shape[0]
         # A slice per row is an array of its own: the processors may write into it.
         return mx.stack(

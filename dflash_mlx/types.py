@@ -57,7 +57,8 @@ class SamplingParams:
         frequency_penalty: Subtracted from the logit of a recent token per occurrence; 0 is off.
         penalty_context: How many last tokens (prompt included) count as recent.
         logit_bias: Added to the raw logits, by token id; -inf bans a token.
-        seed: Makes sampling repeatable; None draws a fresh seed.
+        seed: Makes the reply a function of seed, prompt and target: the same at every width, with another
+            drafter, or plain (but for rounding). None: fresh randomness, and a little more drafts accepted.
 
     Raises:
         UserError: A value is outside its range.
@@ -115,7 +116,8 @@ class Stats:
         accepted_histogram: How many cycles kept n drafted tokens, index n.
         prefill_seconds: Prompt pass without its last token.
         first_token_seconds: From the start to the first token on the host.
-        decode_seconds: From the first token on, without the time that the consumer of the events takes.
+        decode_seconds: From the first token on. Of the time that the consumer of the events takes, only what
+            the device needed meanwhile counts (`metrics.Overlap`).
         tokens_per_second: Tokens after the first one per `decode_seconds`; 0 if there are none.
         plain_tokens_per_second: Plain decoding, at the context length of the end: with width 1 that is
             `tokens_per_second`, else what plain steps between cycles have shown, in this run or earlier in

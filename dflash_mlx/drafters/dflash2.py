@@ -91,8 +91,8 @@ class Lattice:
     def _follow(self, successors: mx.array) -> tuple[mx.array, mx.array]:
         """Walk `successors [G, K]`, the next place for each: the places `[G]`, and the one before each."""
         places = [mx.zeros((1,), dtype=successors.dtype)]
-        for following in successors:
-            places.append(following[places[-1]])
+        for following in mx.split(successors, successors.shape[0]):
+            places.append(mx.take(following, places[-1]))
         return mx.concatenate(places[1:]), mx.concatenate(places[:-1])
 
     def _tokens(self, places: mx.array) -> mx.array:
@@ -117,9 +117,10 @@ class CandidateSelector(nn.Module):
             logits: `[1, G, V]` float32.
             anchor: `[1]` or `[1, 1]`, the token before them.
         """
-        ids = top_candidates(logits[0], self.top_k)
+        hidden, logits = hidden.squeeze(0), logits.squeeze(0)
+        ids = top_candidates(logits, self.top_k)
         before = mx.concatenate([mx.broadcast_to(anchor.reshape(1, 1), (1, self.top_k)), ids[:-1]])  # [G, K]
-        return Lattice(ids, self.scores(hidden[0], logits[0], before, ids))
+        return Lattice(ids, self.scores(hidden, logits, before, ids))
 
     def scores(self, hidden: mx.array, logits: mx.array, before: mx.array, ids: mx.array) -> mx.array:
         """Score the steps from some tokens to others, position by position.

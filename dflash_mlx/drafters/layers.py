@@ -135,11 +135,12 @@ def _mix(x: mx.array, base: mx.array, dynamic: mx.array) -> mx.array:
     B, L, D = x.shape
     kernel, groups = dynamic.shape[-2:]
     x = x.reshape(B, L, groups, -1)
+    # Slices: an integer index on a whole array is a Gather, which is computed by itself.
     base = base.reshape(kernel, groups, -1)
-    out = (base[0] + dynamic[:, :, 0, :, None]) * x
+    out = (base[:1] + dynamic[:, :, 0, :, None]) * x
     for tap in range(1, min(kernel, L)):
         earlier = mx.pad(x[:, : L - tap], [(0, 0), (tap, 0), (0, 0), (0, 0)])  # zero before the block
-        out = out + (base[tap] + dynamic[:, :, tap, :, None]) * earlier
+        out = out + (base[tap : tap + 1] + dynamic[:, :, tap, :, None]) * earlier
     return out.reshape(B, L, D)
 
 
@@ -161,11 +162,11 @@ class GroupedDynamicConv(nn.Module):
         """
         B, L, _ = x.shape
         taps = self.kernel_projection(x).reshape(B, L, 2, self.kernel, -1)
-        return _mix(x, self.base_kernel[0], taps[:, :, 0]), taps[:, :, 1]
+        return _mix(x, self.base_kernel[:1], taps[:, :, 0]), taps[:, :, 1]
 
     def finish(self, x: mx.array, taps: mx.array) -> mx.array:
         """Convolve the output `[B, L, D]` of the sublayer."""
-        return _mix(x, self.base_kernel[1], taps)
+        return _mix(x, self.base_kernel[1:], taps)
 
 
 class DraftLayer(nn.Module):

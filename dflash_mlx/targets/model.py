@@ -15,7 +15,7 @@ from mlx_lm.utils import _get_classes
 from dflash_mlx.cache import KINDS
 from dflash_mlx.errors import UserError
 from dflash_mlx.targets.base import Snapshot, TargetState, Verified
-from dflash_mlx.targets.gated_delta import Tape
+from dflash_mlx.targets.gated_delta import Replay, Tape
 from dflash_mlx.targets.hooks import Around, Hooks
 
 
@@ -97,6 +97,7 @@ class ModelTarget:
         self.hidden_size = int(row.shape[-1])
         self.dtype = row.dtype
         self.vocab_size = int(self.unembed(row).shape[-1])
+        self.replay = Replay(compiled=mx.default_device() == mx.gpu)
         self._check_caches()
 
     def new_state(self) -> ModelState:
@@ -142,8 +143,8 @@ class ModelTarget:
             return
         for cache in state.caches:
             KINDS[type(cache)].drop(cache, length - rows)
-        for tape in tapes:
-            tape.replay(rows)
+        if tapes:
+            self.replay(tapes, rows)
 
     def embed(self, ids: mx.array) -> mx.array:
         return self._embedding(ids)
