@@ -60,7 +60,8 @@ def test_with_a_seed_every_width_writes_what_mlx_lm_draws(family: str, options: 
     )
     wanted_tokens = [token for token, _ in wanted]
     drafter = tiny.build_drafter(2)
-    for pair in (fakes.pair_of(target), fakes.pair_of(target, drafter)):
+    others = fakes.pair_of(target, tiny.build_drafter(1, num_target_layers=4))
+    for pair in (fakes.pair_of(target), fakes.pair_of(target, drafter), others):
         for width in (1,) if pair.drafter is None else (1, 2, 5, 8):
             mx.random.seed(99)  # the engine's draws are its own
             events = stream_generate(pair, PROMPT, params, max_tokens=60, width=width)
