@@ -12,6 +12,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import ArraysCache, make_prompt_cache
 from mlx_lm.utils import _get_classes
 
+from dflash_mlx import device
 from dflash_mlx.cache import KINDS
 from dflash_mlx.errors import UserError
 from dflash_mlx.targets.base import Snapshot, TargetState, Verified
@@ -97,7 +98,7 @@ class ModelTarget:
         self.hidden_size = int(row.shape[-1])
         self.dtype = row.dtype
         self.vocab_size = int(self.unembed(row).shape[-1])
-        self.replay = Replay(compiled=mx.default_device() == mx.gpu)
+        self.replay = Replay(compiled=device.current().gpu)
         self._check_caches()
 
     def new_state(self) -> ModelState:
