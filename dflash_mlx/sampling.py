@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 
 import mlx.core as mx
-from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p, make_logits_processors
+from mlx_lm.sample_utils import make_logits_processors
 
 from dflash_mlx.errors import UserError
+from dflash_mlx.filters import apply_filters
 from dflash_mlx.types import SamplingParams
 
 
@@ -113,12 +114,7 @@ class Sampler:
         params = self.params
         logprobs = processed.astype(mx.float32)
         logprobs = logprobs - mx.logsumexp(logprobs, axis=-1, keepdims=True)
-        if 0 < params.top_p < 1:
-            logprobs = apply_top_p(logprobs, params.top_p)
-        if params.min_p > 0:
-            logprobs = apply_min_p(logprobs, params.min_p)
-        if 0 < params.top_k < self.vocab_size:
-            logprobs = apply_top_k(logprobs, params.top_k)
+        logprobs = apply_filters(logprobs, params.top_p, params.min_p, params.top_k)
         return logprobs * (1 / params.temperature)
 
     def draw(self, processed: mx.array, noise: mx.array | None) -> mx.array:

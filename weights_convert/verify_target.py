@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from dflash_mlx.drafters.dflash import DFlashDrafter
-from dflash_mlx.drafters.dflash2 import top_candidates
+from dflash_mlx.filters import top_candidates
 from dflash_mlx.generate import stream_generate
 from dflash_mlx.load import load_pair
 from dflash_mlx.pair import Pair

@@ -21,7 +21,8 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
 from dflash_mlx.drafters.dflash import DFlashDrafter
-from dflash_mlx.drafters.dflash2 import CandidateSelector, DFlash2Drafter, top_candidates
+from dflash_mlx.drafters.dflash2 import CandidateSelector, DFlash2Drafter
+from dflash_mlx.filters import top_candidates
 from dflash_mlx.targets.base import Target
 
 TINY = 1e-9  # instead of a weight of 0
