@@ -10,7 +10,7 @@ The kept tokens are those of mlx-lm's `apply_top_p`, `apply_min_p` and `apply_to
 Short rows go through mlx-lm's functions themselves. In long ones a sort is the cost (and on a GPU
 `argpartition` is one too), so there the border of the nucleus is searched for. Masses are added as a tree;
 mlx-lm adds them one after the other, where 250,000 terms in float32 swallow the small ones and the nucleus
-comes out too small (0.6% of its tokens on random logits). Nothing here reads an array on the host.
+comes out too small (by 0.9% of its tokens on random logits). Nothing here reads an array on the host.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import struct
 import mlx.core as mx
 from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
 
-# From here on a row is long. Shorter ones are sorted in about the time that the search takes.
+# From here on a row is long: four rows of 8,192 are sorted in the time of the search (3.4 against 3.6 ms).
 LONG = 8192
 # The search works on BLOCKS pieces of a row at once, and adds up LANES parts of what they leave side by side.
 # Measured on a CPU, four rows of 248,320, mlx-lm's function 109 ms: 28 ms with 4 pieces, 32 with 8.

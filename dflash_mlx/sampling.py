@@ -1,4 +1,4 @@
-"""Target logits to distributions and draws: mlx-lm's own functions in mlx-lm's order.
+"""Target logits to distributions and draws: what mlx-lm's functions do, in mlx-lm's order.
 
 Bias and penalties act on the raw logits in their own dtype; then, in float32, log-softmax, top-p, min-p and
 top-k at temperature 1, and last the division by the temperature. Greedy is the argmax after bias and
