@@ -4,9 +4,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
-# More arguments for pytest, as in `make test ARGS="-k cli -x"`.
+# More arguments for pytest or a benchmark, as in `make test ARGS="-k cli -x"`.
 ARGS ?=
 WHEEL_CHECK := build/wheel-check
+PEERS := build/peers
 
 # A step in one line: title and command come after it.
 LOG := build/install.log
@@ -21,7 +22,7 @@ GET_PYTHON_Darwin := `brew install python@3.13`
 GET_PYTHON_Linux := `apt-get install python3 python3-venv` on Debian and Ubuntu
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo demo-pair test test-slow lint types wheel-check constraints clean
+.PHONY: help env demo demo-pair bench-peers test test-slow lint types wheel-check constraints clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -46,6 +47,17 @@ $(STAMP): $(RUNTIME)
 
 demo: $(RUNTIME) ## install it and let the demo pair answer, plain and with its drafter
 	@$(BIN)/python benchmarks/demo.py
+
+# Without what the port depends on: it is for its own benchmarks, and on a Mac for older versions of mlx.
+$(PEERS)/.installed: $(RUNTIME)
+	$(QUIETLY) "making an environment for the port" $(BIN)/python -m venv --clear $(PEERS)
+	$(QUIETLY) "installing pip" $(PEERS)/bin/$(PIP_INSTALL) --upgrade pip
+	$(QUIETLY) "installing dflash-mlx" $(PEERS)/bin/$(PIP_INSTALL) --editable .
+	$(QUIETLY) "installing the authors' dflash 0.1.0" $(PEERS)/bin/$(PIP_INSTALL) --no-deps dflash==0.1.0
+	@touch $@
+
+bench-peers: $(PEERS)/.installed ## time the authors' MLX port and this engine side by side: two minutes
+	@$(PEERS)/bin/python benchmarks/peers.py $(ARGS)
 
 # A process for each core: more threads would wait for one another.
 test: $(STAMP) ## run the tests, the slow ones left out
