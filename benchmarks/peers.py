@@ -8,8 +8,8 @@ each round's own two figures, so that what slows down both does not count.
 What keeps it fair:
 
 - Both read the same folders, in this process: with the same mlx, mlx-lm, BLAS and threads. On Linux it is
-  the BLAS that `dflash_mlx` loads, and its short waits; the port alone would have mlx's slow one. On a Mac the
-  port asks for mlx 0.32.0 and mlx-lm 0.31.3; here it has the versions of constraints.txt.
+  the BLAS that `dflash_mlx` loads, and its short waits; the port alone would have mlx's slow one. On a Mac
+  the port asks for mlx 0.32.0 and mlx-lm 0.31.3; here it has the versions of constraints.txt.
 - They take turns reply by reply, in the other order every other round; a first round warms up.
 - One function times both, from outside: text is decoded, the stream is closed, and what still runs on the
   device then is waited for. The prompt and the first cycle are left out: the port's drafter reads the prompt
