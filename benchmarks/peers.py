@@ -65,11 +65,11 @@ FOLDER = Path(__file__).parents[1] / "build" / "peer-pairs"
 # The random pair: layers as in Qwen 3.5, and a drafter as the published ones are. It takes the demo pair's
 # tokenizer, and so its vocabulary.
 VOCAB = 1024
-SEED = 0
+SEED = 3  # no choice of its first 120 tokens is nearer than 0.0037: roundings do not decide
 PROMPT_LENGTHS = (40, 150)
 SHAPE = {"hidden_size": 256, "intermediate_size": 768, "num_attention_heads": 4, "head_dim": 64}
 TARGET = SHAPE | {
-    "num_hidden_layers": 8,
+    "num_hidden_layers": 4,
     "num_key_value_heads": 2,
     "linear_num_key_heads": 4,
     "linear_num_value_heads": 8,
@@ -82,7 +82,7 @@ DRAFTER = SHAPE | {
     "num_key_value_heads": 2,
     "vocab_size": VOCAB,
     "num_target_layers": TARGET["num_hidden_layers"],
-    "target_layer_ids": [0, 3, 6],
+    "target_layer_ids": [0, 1, 3],
     "layer_types": ["sliding_attention"] * 3,
     "sliding_window": 2048,
     "is_causal": False,
