@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 
@@ -27,6 +27,13 @@ class Device:
     architecture: str
     name: str
     info: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> Literal["cpu", "metal", "cuda"]:
+        """Which of mlx's backends computes."""
+        if not self.gpu:
+            return "cpu"
+        return "metal" if self.architecture.startswith("applegpu") else "cuda"
 
     @property
     def generation(self) -> int | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from dflash_mlx.session import PREFILL_STEP, Session
+from dflash_mlx.scores import CHUNK_ROWS
+from dflash_mlx.session import Session
 from dflash_mlx.types import Event, SamplingParams
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def stream_generate(
     max_tokens: int = 512,
     width: int | None = None,
     stop: Sequence[str] = (),
-    prefill_step: int = PREFILL_STEP,
+    prefill_step: int = CHUNK_ROWS,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Iterator[Event]:
     """Generate after `prompt` in a session of its own; see `Session.generate` for arguments and errors.

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +16,12 @@ from dflash_mlx.config_fields import Fields, read_config_json
 from dflash_mlx.drafters import load_drafter
 from dflash_mlx.drafters.precision import dtype_name
 from dflash_mlx.errors import UserError
+from dflash_mlx.estimate import Estimate, drafter_caches, widths_of
 from dflash_mlx.hub import Hub, Resolved
 from dflash_mlx.memory import DEFAULT_CONTEXT
 from dflash_mlx.pair import Pair
+from dflash_mlx.residency import residency
+from dflash_mlx.scores import attention_scores
 from dflash_mlx.sources import Name, Sources, fitting_config, look, text_config
 from dflash_mlx.targets import build_target, family_of
 from dflash_mlx.targets.footprint import cache_footprint
@@ -42,6 +43,8 @@ CPU_FLOAT32_BELOW_BYTES = 1_000_000_000
 # Two logits of a model this small are often the same number in bfloat16's eight bits, and a pass over several
 # rows then tells them apart otherwise than a pass over one. In float32 they are still small.
 FLOAT32_BELOW_BYTES = 100_000_000
+
+CPU_SPARE = 32 * 2**20  # bytes of freed buffers that mlx keeps on a CPU (mlx/backend/no_gpu/allocator.cpp)
 
 # mlx's quantized products cost more with every row: 3 to 5 rows are best on Macs at 4 bits.
 QUANTIZED_WIDTH = 4
@@ -122,17 +125,18 @@ def _load(sources: Sources, context: int, *, force: bool) -> Pair:
         built_drafter = load_drafter(chosen.folder, config=drafter_config, dtype=drafter_dtype, lazy=True)
     # Until here everything is lazy: no weights were read.
     longest = Fields(text_config(config), {}, "").optional_integer("max_position_embeddings")
-    need, there = _needs(built, built_drafter, config), this_machine()
+    estimate, there = estimate_of(built, built_drafter, config), this_machine()
+    context = context if longest is None else min(context, longest)
+    need = estimate.need(context)
     if not force:
-        context = context if longest is None else min(context, longest)
-        memory.check(sources.target.name, need(context), there)
+        memory.check(sources.target.name, need, there)
     mx.eval(model.parameters())
     if built_drafter is not None:
         mx.eval(built_drafter.parameters())
 
     quantized = any("scales" in module for module in model.modules())
     block_size = 1 if drafter_config is None else drafter_config.block_size
-    return Pair(
+    pair = Pair(
         target=built,
         drafter=built_drafter,
         tokenizer=tokenizer,
@@ -144,28 +148,31 @@ def _load(sources: Sources, context: int, *, force: bool) -> Pair:
         device=str(device.current()),
         dtype=dtype,
         blas=None if device.current().gpu else blas.preload().name,
-        weight_bytes=need(0).target + need(0).drafter,
-        memory_context=memory.longest_context(need, there, longest),
+        weight_bytes=need.target + need.drafter,
+        memory_context=memory.longest_context(estimate.need, there, longest),
+        attention_scores=tuple(estimate.scores),
     )
+    residency.keep(built, estimate.spare(context, there.available))
+    return pair
 
 
-def _needs(
-    target: ModelTarget, drafter: DFlashDrafter | None, config: dict[str, Any]
-) -> Callable[[int], memory.Need]:
+def estimate_of(target: ModelTarget, drafter: DFlashDrafter | None, config: dict[str, Any]) -> Estimate:
     """What target and drafter take, by the context's length."""
+    text, item_bytes = text_config(config), target.dtype.size
     caches = list(cache_footprint(target.model))
-    taps = 0
-    if drafter is not None:
-        caches += memory.drafter_caches(drafter.config, drafter.dtype.size)
-        taps = drafter.config.num_taps
-    text = text_config(config)
-    nothing = memory.Need(_nbytes(target.model), 0 if drafter is None else _nbytes(drafter))
-    return lambda context: replace(
-        nothing,
-        caches=memory.cache_bytes(caches, context),
-        work=memory.work_bytes(text, taps, context, target.dtype.size),
-        context=context,
+    scores = attention_scores(caches, text, item_bytes, device.current().kind)
+    widths = widths_of(
+        text,
+        max((cache.head_dim for cache in caches), default=0),
+        taps=0 if drafter is None else drafter.config.num_taps,
+        block=1 if drafter is None else drafter.config.block_size,
+        vocabulary=target.vocab_size,
     )
+    weights = memory.Need(_nbytes(target.model), 0 if drafter is None else _nbytes(drafter))
+    if drafter is not None:
+        caches += drafter_caches(drafter.config, drafter.dtype.size)
+    spare_limit = None if device.current().gpu else CPU_SPARE
+    return Estimate(weights, caches, scores, widths, item_bytes, spare_limit=spare_limit)
 
 
 def _nbytes(module: nn.Module) -> int:

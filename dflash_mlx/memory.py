@@ -1,46 +1,20 @@
-"""What a pair will take of the machine's memory, before its weights are read. Pure arithmetic.
-
-    weights + drafter + caches of both for a context + room to work in
-
-The sizes come from headers and from the shapes of caches (`targets/footprint.py`); nothing here knows MLX.
-"""
+"""What a pair takes of memory (by `estimate.py`), and whether the machine has as much. Pure arithmetic."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dflash_mlx.config import DrafterConfig
 from dflash_mlx.errors import UserError
 
 DEFAULT_CONTEXT = 4096  # tokens to have room for, if nobody says
 ROW_STEP = 256  # mlx-lm's caches grow by so many rows
 CONTEXTS = 2**24  # tokens; longer than any model's context
-# Alive at a time in a prefill pass, per row: the hidden states, the projections of one attention, and three
-# arrays of one MLP. An estimate from the models' code.
-WORK_HIDDEN, WORK_INTERMEDIATE = 8, 3
-WORK_ROWS = 2048  # of a chunk of the prompt
-
-
-@dataclass(frozen=True)
-class LayerCache:
-    """What one layer keeps of the past.
-
-    Attributes:
-        row_bytes: Per token.
-        window: Most tokens kept; None for all.
-        fixed_bytes: However many tokens there were.
-    """
-
-    row_bytes: int
-    window: int | None = None
-    fixed_bytes: int = 0
-
-    def nbytes(self, context: int) -> int:
-        """After so many tokens."""
-        rows = -(-context // ROW_STEP) * ROW_STEP
-        return self.fixed_bytes + self.row_bytes * min(rows, rows if self.window is None else self.window)
+# What is left to macOS, whatever the GPU is given.
+SYSTEM_SHARE, SYSTEM_LEAST = 0.2, 4 * 2**30
+MIB = 2**20
+SHOWN = 50_000_000  # bytes; less reads as 0.0 GB
 
 
 @dataclass(frozen=True)
@@ -49,29 +23,44 @@ class Need:
 
     Attributes:
         caches: Of target and drafter, at `context` tokens.
-        work: Activations of a chunk of the prompt.
+        snapshots: Windows and recurrent states that a session can go back to.
+        scores: Attention scores of one layer, in the last chunk of a prompt.
+        work: What else is there only while the largest chunk is read.
+        spare: Freed buffers that MLX keeps for the next step.
     """
 
     target: int
     drafter: int = 0
     caches: int = 0
+    snapshots: int = 0
+    scores: int = 0
     work: int = 0
+    spare: int = 0
     context: int = 0
+
+    @property
+    def peak(self) -> int:
+        """All but the spare buffers, as MLX counts its peak."""
+        return self.target + self.drafter + self.caches + self.snapshots + self.scores + self.work
 
     @property
     def total(self) -> int:
         """All of it."""
-        return self.target + self.drafter + self.caches + self.work
+        return self.peak + self.spare
 
     def __str__(self) -> str:
         parts = [f"target {_gb(self.target)}"]
         if self.drafter:
             parts.append(f"drafter {_gb(self.drafter)}")
-        if self.caches:
+        if self.context:
             parts.append(f"caches of {self.context:,} tokens {_gb(self.caches)}")
-        if self.work:
-            parts.append(f"work {_gb(self.work)}")
-        return ", ".join(parts)
+        rest = {
+            "snapshots": self.snapshots,
+            "attention scores": self.scores,
+            "work": self.work,
+            "spare buffers": self.spare,
+        }
+        return ", ".join([*parts, *(f"{name} {_gb(size)}" for name, size in rest.items() if size >= SHOWN)])
 
 
 @dataclass(frozen=True)
@@ -110,40 +99,18 @@ def machine(device: Mapping[str, Any], memory: int | None) -> Machine:
     )
 
 
-def drafter_caches(config: DrafterConfig, item_bytes: int) -> tuple[LayerCache, ...]:
-    """What a drafter keeps of the context, per layer.
+def wired_limit_mb(need: int, memory: int) -> int | None:
+    """The `iogpu.wired_limit_mb` (of 2^20 bytes) that gives the GPU `need` bytes as its working set.
 
     Args:
-        config: Of the drafter.
-        item_bytes: Of the dtype that it runs in.
+        need: Bytes.
+        memory: All of the machine's.
+
+    Returns:
+        None if too little would be left to the system.
     """
-    row = 2 * config.num_kv_heads * config.head_dim * item_bytes
-    windows = (config.layer_window(layer) for layer in range(config.num_layers))
-    # A sliding layer's buffer has some rows beyond its window (`drafters/context.py`).
-    return tuple(LayerCache(row, None if window is None else window + ROW_STEP) for window in windows)
-
-
-def cache_bytes(caches: Iterable[LayerCache], context: int) -> int:
-    """All layers after `context` tokens."""
-    return sum(cache.nbytes(context) for cache in caches)
-
-
-def work_bytes(text_config: Mapping[str, Any], taps: int, context: int, item_bytes: int) -> int:
-    """Activations of the largest chunk of a prompt.
-
-    Args:
-        text_config: The target's config.json, its language part.
-        taps: Recorded target layers.
-        context: Tokens.
-        item_bytes: Of the activations' dtype.
-    """
-    hidden = int(text_config.get("hidden_size") or 0)
-    experts = int(text_config.get("num_experts_per_tok") or 0) * int(
-        text_config.get("moe_intermediate_size") or 0
-    )
-    intermediate = max(int(text_config.get("intermediate_size") or 0), experts)
-    per_row = (WORK_HIDDEN + taps) * hidden + WORK_INTERMEDIATE * intermediate
-    return min(context, WORK_ROWS) * per_row * item_bytes
+    limit = -(-need // MIB)
+    return limit if limit * MIB <= memory - max(int(SYSTEM_SHARE * memory), SYSTEM_LEAST) else None
 
 
 def check(name: str, need: Need, there: Machine) -> None:
@@ -162,7 +129,10 @@ def check(name: str, need: Need, there: Machine) -> None:
         return
     share = ""
     if there.metal and there.memory and need.total < there.memory:
-        share = f"`sudo sysctl iogpu.wired_limit_mb={-(-need.total // 2**20)}` gives the GPU more; "
+        limit = wired_limit_mb(need.total, there.memory)
+        share = f"`sudo sysctl iogpu.wired_limit_mb={limit}` gives the GPU more; "
+        if limit is None:
+            share = f"macOS needs the rest of its {_gb(there.memory)}; "
     raise UserError(
         f"`{name}` needs about {_gb(need.total)}, {_gb(available)} are available",
         f"{need}; {share}take a smaller target or a shorter context, or `--force` to try",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
     from dflash_mlx.drafters.base import Drafter
+    from dflash_mlx.scores import Scores
     from dflash_mlx.targets.base import Target
 
 
@@ -33,6 +34,8 @@ class Pair:
         blas: The library behind float32 products on a CPU; None on a GPU.
         weight_bytes: Of target and drafter in memory; None if not known.
         memory_context: Most tokens that the machine has memory for, by the estimate; None if not known.
+        attention_scores: What the target's attention writes to memory while a prompt is read; chunks have
+            fewer rows for it.
     """
 
     target: Target
@@ -48,6 +51,7 @@ class Pair:
     blas: str | None
     weight_bytes: int | None = None
     memory_context: int | None = None
+    attention_scores: tuple[Scores, ...] = ()
 
     @property
     def method(self) -> Method:

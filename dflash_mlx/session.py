@@ -15,24 +15,26 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
-from mlx_lm.utils import common_prefix_len, maybe_set_recommended_wired_limit
+from mlx_lm.utils import common_prefix_len
 
+from dflash_mlx.chunks import Chunks
 from dflash_mlx.decode import Decoder, Line, LineSnapshot, Step, host_ints, host_wait
 from dflash_mlx.errors import UserError
+from dflash_mlx.estimate import SNAPSHOTS
 from dflash_mlx.interrupts import deferred_sigint
 from dflash_mlx.metrics import Recorder
 from dflash_mlx.plain_rate import PlainRate
 from dflash_mlx.prefill import prefill
+from dflash_mlx.residency import residency
 from dflash_mlx.sampling import Sampler
+from dflash_mlx.scores import CHUNK_ROWS
 from dflash_mlx.stream import Ending, TextStream
 from dflash_mlx.types import Block, Event, Prefilled, SamplingParams
 
 if TYPE_CHECKING:
     from dflash_mlx.pair import Pair
 
-PREFILL_STEP = 2048  # mlx-lm's
 CLEAR_CACHE_TOKENS = 256  # mlx-lm's rhythm: keeps MLX's buffer cache from growing with the reply
-SNAPSHOTS = 4  # two turns: the border and the end of each one's prompt
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,8 @@ class Session:
 
     Args:
         pair: What `load_pair` returned.
-        prefill_step: Most rows of a prompt per chunk.
+        prefill_step: Most rows of a prompt per chunk; there are fewer where a chunk would take more than a
+            second, or its attention scores too much memory.
         snapshots: How many to keep, newest first. With plain KV caches they cost nothing.
 
     Example:
@@ -103,12 +106,13 @@ class Session:
         ...     pass
     """
 
-    def __init__(self, pair: Pair, *, prefill_step: int = PREFILL_STEP, snapshots: int = SNAPSHOTS) -> None:
+    def __init__(self, pair: Pair, *, prefill_step: int = CHUNK_ROWS, snapshots: int = SNAPSHOTS) -> None:
         if prefill_step < 1:
             raise UserError(f"`prefill_step` is {prefill_step}; at least 1 row is needed")
         if snapshots < 0:
             raise UserError(f"`snapshots` is {snapshots}, a number below 0")
-        self._pair, self._prefill_step, self._limit = pair, prefill_step, snapshots
+        self._pair, self._limit = pair, snapshots
+        self._chunks = Chunks(prefill_step, pair.attention_scores)
         self._line = Line(pair)
         self._snapshots: list[LineSnapshot] = []  # oldest first, lengths ascending
         self._torn = False  # a step did not finish: line and caches may not fit each other
@@ -202,22 +206,22 @@ class Session:
 
     def _events(self, turn: _Turn) -> Generator[Event]:
         mx.reset_peak_memory()
-        with wired():
-            recorder = Recorder(time.perf_counter, turn.width, len(turn.prompt))
-            torn = self._torn
-            with self._step():
-                recorder.reused_tokens = self._go_back(turn, torn)
-            self._torn = False
-            whole = self._read(turn)
-            if whole:
-                note = "; ".join((*turn.notes, *self._reach_notes(turn))) or None
-                event = Prefilled(len(turn.prompt), recorder.reused_tokens, recorder.prefilled(), note)
-                recorder.leave()
-                yield event
-                recorder.resume()
-                yield from self._write(turn, recorder)
-            reason, rate = turn.ending.reason or "interrupted", self.plain_tokens_per_second
-            yield recorder.finish(reason, self._pair, mx.get_peak_memory(), rate)
+        residency.keep(self._pair.target)
+        recorder = Recorder(time.perf_counter, turn.width, len(turn.prompt))
+        torn = self._torn
+        with self._step():
+            recorder.reused_tokens = self._go_back(turn, torn)
+        self._torn = False
+        whole = self._read(turn)
+        if whole:
+            note = "; ".join((*turn.notes, *self._reach_notes(turn))) or None
+            event = Prefilled(len(turn.prompt), recorder.reused_tokens, recorder.prefilled(), note)
+            recorder.leave()
+            yield event
+            recorder.resume()
+            yield from self._write(turn, recorder)
+        reason, rate = turn.ending.reason or "interrupted", self.plain_tokens_per_second
+        yield recorder.finish(reason, self._pair, mx.get_peak_memory(), rate)
 
     def _reach_notes(self, turn: _Turn) -> Iterator[str]:
         """Once: the conversation can become longer than the drafter was trained for.
@@ -267,7 +271,7 @@ class Session:
 
     def _read(self, turn: _Turn) -> bool:
         """Prefill; False if it was cancelled."""
-        chunks = prefill(self._pair, self._line, turn.prompt, step=self._prefill_step, borders=turn.borders)
+        chunks = prefill(self._pair, self._line, turn.prompt, self._chunks, borders=turn.borders)
         with closing(chunks):
             while not turn.cancelled():
                 with self._step():
@@ -353,31 +357,3 @@ def _check_end(max_tokens: int, stop: Sequence[str]) -> None:
         raise UserError("`stop` is one string", "give a list of strings")
     if any(not string for string in stop):
         raise UserError("a stop string is empty", "leave it out to stop at the model's own end only")
-
-
-class Wired:
-    """Wires as much memory as the device recommends while at least one generation runs, as mlx-lm does.
-
-    Nothing where there is no Metal. mlx-lm's own context manager prints to stdout, which belongs to the
-    caller, and generations that take turns would put back each other's limits.
-    """
-
-    def __init__(self) -> None:
-        self._running = 0
-        self._before: int | None = None
-
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        if not self._running:
-            self._before = maybe_set_recommended_wired_limit()
-        self._running += 1
-        try:
-            yield
-        finally:
-            self._running -= 1
-            if not self._running and self._before is not None:
-                mx.synchronize()
-                mx.set_wired_limit(self._before)
-
-
-wired = Wired()

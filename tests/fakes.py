@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from dflash_mlx.chunks import Chunks
 from dflash_mlx.decode import Line
 from dflash_mlx.drafters.base import Proposal
 from dflash_mlx.pair import Pair
@@ -157,6 +158,6 @@ def pair_of(target: ModelTarget, drafter: Any = None, stop_ids: Iterable[int] = 
 def line_at(pair: Pair, tokens: Sequence[int], step: int = 2048) -> Line:
     """A line that has read all of `tokens` but the last, its anchor."""
     line = Line(pair)
-    for _ in prefill(pair, line, tokens, step=step):
+    for _ in prefill(pair, line, tokens, Chunks(step)):
         pass
     return line

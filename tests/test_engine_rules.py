@@ -17,7 +17,7 @@ import tiny
 
 from dflash_mlx.errors import UserError
 from dflash_mlx.generate import stream_generate
-from dflash_mlx.session import Session, Wired
+from dflash_mlx.session import Session
 from dflash_mlx.types import Block, Finished, Prefilled, SamplingParams
 
 PROMPT = list(range(3, 14))
@@ -243,22 +243,3 @@ def test_prompts_may_be_arrays() -> None:
     for wrong in (["a"], [1.5, 2], mx.array([[1, 2]]), mx.array([1.5])):
         with pytest.raises(UserError, match="whole numbers"):
             stream_generate(pair, wrong)
-
-
-def test_generations_that_take_turns_share_the_wired_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = [100]
-
-    def recommend() -> int:
-        limits.append(900)
-        return limits[-2]
-
-    monkeypatch.setattr("dflash_mlx.session.maybe_set_recommended_wired_limit", recommend)
-    monkeypatch.setattr(mx, "set_wired_limit", limits.append)
-    wired = Wired()
-    first, second = wired(), wired()
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert limits == [100, 900]
-    second.__exit__(None, None, None)
-    assert limits == [100, 900, 100]

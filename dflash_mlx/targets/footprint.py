@@ -9,7 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import ArraysCache, RotatingKVCache, make_prompt_cache
 
-from dflash_mlx.memory import LayerCache
+from dflash_mlx.estimate import LayerCache
 
 
 def cache_footprint(model: nn.Module) -> tuple[LayerCache, ...]:
@@ -27,4 +27,5 @@ def _layer(cache: Any) -> LayerCache:
         elements: Sequence[mx.array | None] = cache.cache
         return LayerCache(0, fixed_bytes=sum(array.nbytes for array in elements if array is not None))
     row = (cache.keys.nbytes + cache.values.nbytes) // cache.keys.shape[2]
-    return LayerCache(row, cache.max_size if isinstance(cache, RotatingKVCache) else None)
+    window = cache.max_size if isinstance(cache, RotatingKVCache) else None
+    return LayerCache(row, window, head_dim=int(cache.keys.shape[3]))

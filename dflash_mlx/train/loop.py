@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dflash_mlx.errors import UserError
-from dflash_mlx.session import wired
+from dflash_mlx.residency import residency
 from dflash_mlx.train.answers import AnswerFile, fingerprint, write_answers
 from dflash_mlx.train.batches import TrainingSequence
 from dflash_mlx.train.output import check_output
@@ -49,21 +49,21 @@ def train(
         reasoning=settings.answering.reasoning,
     )
     kept = AnswerFile(job.answers, target_name)
-    with wired():
-        answers = write_answers(
-            pair, prompts, settings.answering, kept, listener, lambda: cancelled() or deadline.over()
-        )
-        if answers is None:
-            stopped = Stopped("interrupted" if cancelled() else "budget", 0, 0, None)
-            listener(stopped)
-            return stopped
-        texts = [TrainingSequence(p.ids, 1, max(1, len(p.ids) // 2), p.name) for p in prompts if p.ready]
-        told = [
-            TrainingSequence(a.prompt.ids + a.tokens, len(a.prompt.ids), len(a.prompt.ids), a.prompt.name)
-            for a in answers
-        ]
-        sequences = _usable([*told, *texts], settings.max_length, listener)
-        return Run(pair, job, sequences, target_name, listener, clock).run(cancelled, deadline)
+    residency.keep(pair.target)
+    answers = write_answers(
+        pair, prompts, settings.answering, kept, listener, lambda: cancelled() or deadline.over()
+    )
+    if answers is None:
+        stopped = Stopped("interrupted" if cancelled() else "budget", 0, 0, None)
+        listener(stopped)
+        return stopped
+    texts = [TrainingSequence(p.ids, 1, max(1, len(p.ids) // 2), p.name) for p in prompts if p.ready]
+    told = [
+        TrainingSequence(a.prompt.ids + a.tokens, len(a.prompt.ids), len(a.prompt.ids), a.prompt.name)
+        for a in answers
+    ]
+    sequences = _usable([*told, *texts], settings.max_length, listener)
+    return Run(pair, job, sequences, target_name, listener, clock).run(cancelled, deadline)
 
 
 def _usable(
