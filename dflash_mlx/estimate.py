@@ -22,7 +22,7 @@ SNAPSHOTS = 4  # that a session keeps: two turns, the border and the end of each
 # Alive at a time in a prefill pass, per row: what one attention makes of hidden states and queries, and three
 # arrays of one MLP. Measured by benchmarks/memory.py.
 WORK_WIDTHS, WORK_INTERMEDIATE = 8, 3
-WORK_LOGITS = 6  # of a verify pass, float32: the logits, and what sampling makes of them
+WORK_LOGITS = 10  # of a verify pass, float32: the logits, and what top-p and top-k make of them
 # Bytes of freed buffers that MLX may keep in any case: all temporaries of a verify pass through 64 layers.
 LEAST_SPARE = 256_000_000
 

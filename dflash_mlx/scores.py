@@ -20,6 +20,7 @@ SCORES_LIMIT = 500_000_000  # bytes; 512 rows of Qwen3.8-27B (24 heads, bfloat16
 # `use_fallback` leaves out, in mlx/backend/metal/scaled_dot_product_attention.cpp of mlx 0.32. For 256 an M5
 # has a kernel too, from 1,024 rows on.
 FUSED_HEAD_DIMS = frozenset({64, 72, 80, 96, 128})
+SINKS = frozenset({"gpt_oss"})  # families with attention sinks
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,11 @@ def attention_scores(
         device: See `fused`.
     """
     heads = int(text_config.get("num_attention_heads") or 0)
-    # With latent keys the positions have scores of their own, which are the mask of the others.
-    arrays = 2 if text_config.get("kv_lora_rank") else 1
+    arrays = 1
+    if text_config.get("kv_lora_rank"):  # positions have scores of their own, the mask of the others
+        arrays = 2
+    if str(text_config.get("model_type")) in SINKS:  # put before the scores, and cut off again
+        arrays = 3
     # Gemma 2 caps its scores, in mlx-lm by separate operations.
     always = arrays == 2 or bool(text_config.get("attn_logit_softcapping"))
     kinds = {

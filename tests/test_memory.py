@@ -184,7 +184,7 @@ def test_room_to_work_in(config: dict[str, Any], rows: int, size: int) -> None:
 def test_a_verify_pass_can_take_more_than_a_prompt() -> None:
     widths = widths_of({"hidden_size": 10}, 0, taps=2, block=16, vocabulary=200_000)
     assert widths == Widths(attention=10, taps=20, logits=16 * 200_000)
-    assert estimate.work_bytes(widths, 1, 2) == 6 * 16 * 200_000 * 4
+    assert estimate.work_bytes(widths, 1, 2) == 10 * 16 * 200_000 * 4
 
 
 # ---- attention scores ----------------------------------------------------------------------------------
@@ -218,6 +218,8 @@ def test_what_is_fused(device: str, head_dim: int, fused: bool) -> None:
         ([FULL, FULL], {"num_attention_heads": 8, "attn_logit_softcapping": 50.0}, (Scores(17),)),
         ([FULL], {"num_attention_heads": 8, "kv_lora_rank": 512}, (Scores(33),)),
         ([LayerCache(0, fixed_bytes=9)], {"num_attention_heads": 8, "kv_lora_rank": 512}, ()),
+        ([LayerCache(1, head_dim=32)], {"num_attention_heads": 8, "model_type": "gpt_oss"}, (Scores(49),)),
+        ([LayerCache(1, head_dim=64)], {"num_attention_heads": 8, "model_type": "gpt_oss"}, ()),
         (
             [LayerCache(1, head_dim=256, window=512), LayerCache(1, head_dim=256)],
             {"num_attention_heads": 8},
