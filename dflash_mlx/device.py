@@ -33,7 +33,7 @@ class Device:
         """Which of mlx's backends computes."""
         if not self.gpu:
             return "cpu"
-        return "metal" if self.architecture.startswith("applegpu") else "cuda"
+        return "metal" if "max_recommended_working_set_size" in self.info else "cuda"
 
     @property
     def generation(self) -> int | None:
