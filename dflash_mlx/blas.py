@@ -33,7 +33,7 @@ from functools import cache
 from importlib.util import find_spec
 
 from dflash_mlx import folders, openblas_wheel
-from dflash_mlx.openblas_wheel import NoCopyError, Wheel
+from dflash_mlx.openblas_wheel import UnusableError, Wheel
 
 # In order of preference: Fedora's threaded build has a name of its own. Names with `64` are left out:
 # their integers have 64 bits (ILP64), while mlx passes 32.
@@ -148,8 +148,11 @@ def _from_wheel(wheel: Wheel, open_library: Opener, environment: MutableMapping[
     try:
         copy = str(wheel.copy(folders.cache_folder(environment, "linux")))
         with _meanwhile(environment, THREADS, str(threads)):
-            open_library(copy, ctypes.RTLD_GLOBAL)
-    except NoCopyError as error:
+            library = open_library(copy, ctypes.RTLD_LOCAL)
+        if not openblas_wheel.multiplies(library):
+            raise UnusableError(f"its products are wrong on this processor; {openblas_wheel.CORE_HINT}")
+        open_library(copy, ctypes.RTLD_GLOBAL)
+    except UnusableError as error:
         why = str(error)
     except OSError as error:
         why = f"{error}; {NO_LOAD_HINT}"

