@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from rich.syntax import Syntax
 from rich.text import Text
@@ -336,6 +336,7 @@ def check(lines: list[Text], width: int) -> None:
 
 
 @settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@example(["alpha", "alpha", "| ", "alpha", "```\n", "|-|-|\n"], 20)
 @given(
     st.lists(
         st.one_of(
@@ -366,8 +367,9 @@ def check(lines: list[Text], width: int) -> None:
 )
 def test_no_word_is_lost(parts: list[str], width: int) -> None:
     source = "".join(parts)
-    letters = "".join(re.findall("[a-z]", "".join("".join(shown(source, width)).split())))
-    assert letters == "".join(re.findall("[a-z]", source))
+    letters = re.findall("[a-z]", "".join(shown(source, width)))
+    # In any order: the lines of two cells that wrap stand beside each other.
+    assert sorted(letters) == sorted(re.findall("[a-z]", source))
 
 
 @pytest.mark.parametrize(
