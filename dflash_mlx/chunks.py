@@ -9,11 +9,14 @@ from contextlib import contextmanager
 from dflash_mlx.scores import CHUNK_ROWS, Scores, chunk_rows, power_of_two
 
 FIRST_ROWS = 256  # when nothing is known yet: half a second at 500 rows/s, a 27B's rate on a large Mac
+GROWTH = 2  # from one chunk to the next, at most
 CHUNK_SECONDS = 1.0  # nothing stops a chunk, so Ctrl-C waits for its end
 
 
 class Pace:
     """Rows of a chunk by what the ones before took: the largest power of two that takes `CHUNK_SECONDS`.
+
+    They grow step by step.
 
     Where a part of the time is spent on every chunk (weights that do not fit into memory are read anew), it
     has at least as many rows as take as long as that part: smaller ones would only cost time.
@@ -40,7 +43,9 @@ class Pace:
         if self._last is not None and self._last[0] != rows:
             self._least = self._paying(rows, seconds, *self._last)
         self._last = rows, seconds
-        self.rows = min(self._most, max(power_of_two(min(wanted, self._most)), self._least))
+        # Rows cost more with every chunk before them, so twice as many may take more than twice as long.
+        wanted = min(wanted, GROWTH * self.rows, self._most)
+        self.rows = min(self._most, max(power_of_two(wanted), self._least))
 
     def _paying(self, rows: int, seconds: float, other_rows: int, other_seconds: float) -> int:
         """Rows that take as long as what every chunk costs, from two chunks of different sizes."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pexpect
@@ -48,6 +48,7 @@ class Terminal:
         state: Where it keeps what is to stay between runs.
         columns: Of the terminal, as are `rows`.
         environment: More variables.
+        program: What Python runs.
     """
 
     def __init__(
@@ -58,9 +59,10 @@ class Terminal:
         columns: int = 80,
         rows: int = 24,
         environment: Mapping[str, str] | None = None,
+        program: Sequence[str] = ("-m", "dflash_mlx.cli"),
     ) -> None:
         kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS")}
-        command, *rest = python("-m", "dflash_mlx.cli", *arguments)
+        command, *rest = python(*program, *arguments)
         self.raw = ""
         self._screen = pyte.HistoryScreen(columns, rows, history=100_000)
         self._stream = pyte.Stream(self._screen)

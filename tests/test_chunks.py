@@ -44,10 +44,23 @@ def read(seconds: Callable[[int], float], length: int = 16_384, **options: int) 
     return machine.read(Chunks(MOST, clock=machine.clock), length, **options)
 
 
-def test_a_fast_machine_has_large_chunks_from_the_second_on() -> None:
+def test_a_fast_machine_soon_has_large_chunks() -> None:
     rows = [rows for rows, _ in read(lambda rows: 0.01 + rows / 10_000)]
-    assert rows[:2] == [FIRST_ROWS, MOST]
-    assert set(rows[1:-1]) == {MOST}
+    assert rows[:4] == [256, 512, 1024, MOST]
+    assert set(rows[3:-1]) == {MOST}
+
+
+def test_attention_that_costs_more_with_every_chunk() -> None:
+    """Most of a toy model's time: a chunk of eight times the rows takes fifty times as long as the first."""
+    machine = Machine(lambda rows: 0.0)
+    chunks, start, seconds = Chunks(MOST, clock=machine.clock), 0, []
+    while start < 16_384:
+        rows = chunks.rows(start)
+        start += rows
+        seconds.append(rows * start / 10**6)
+        with chunks.reading(rows):
+            machine.now += seconds[-1]
+    assert max(seconds) < 2 * CHUNK_SECONDS
 
 
 @pytest.mark.parametrize("rate", [3, 10, 50, 100, 300, 900, 1500, 5000])
@@ -55,14 +68,15 @@ def test_no_chunk_but_the_first_takes_more_than_a_second(rate: int) -> None:
     chunks = read(lambda rows: rows / rate, length=8 * rate + FIRST_ROWS)
     assert all(seconds <= CHUNK_SECONDS for _, seconds in chunks[1:])
     # And no smaller ones than that asks for.
-    assert all(seconds > CHUNK_SECONDS / 2 or rows == MOST for rows, seconds in chunks[1:-1])
+    assert all(seconds > CHUNK_SECONDS / 2 or rows == MOST for rows, seconds in chunks[4:-1])
 
 
 def test_a_first_chunk_that_was_slow_is_forgotten() -> None:
     """Kernels are compiled in it."""
     machine = Machine(lambda rows: 4.0 if machine.now == 0 else rows / 4000)
     rows = [rows for rows, _ in machine.read(Chunks(MOST, clock=machine.clock), 16_384)]
-    assert rows[:3] == [FIRST_ROWS, 64, MOST]
+    assert rows[:4] == [FIRST_ROWS, 64, 128, 256]
+    assert rows[7] == MOST
 
 
 @pytest.mark.parametrize("border", [10, 100, 1000])
