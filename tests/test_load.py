@@ -17,7 +17,7 @@ import tiny
 from drafter_cases import checkpoint_weights, write_folder
 from mlx.utils import tree_flatten
 
-from dflash_mlx import Finished, device, load_drafter, load_pair, memory, stream_generate
+from dflash_mlx import Finished, device, load, load_drafter, load_pair, stream_generate
 from dflash_mlx.device import Device
 from dflash_mlx.errors import UserError
 from dflash_mlx.load import QUANTIZED_WIDTH
@@ -221,9 +221,9 @@ def test_a_tiny_target_and_its_drafter_are_float32_on_every_device(
 ) -> None:
     bfloat16_target(target)
     item_bytes: list[int] = []
-    honest = memory.drafter_caches
+    honest = load.drafter_caches
     monkeypatch.setattr(
-        memory, "drafter_caches", lambda config, size: (item_bytes.append(size), honest(config, size))[1]
+        load, "drafter_caches", lambda config, size: (item_bytes.append(size), honest(config, size))[1]
     )
     pair = load_pair(target, drafter)
     assert pair.dtype == "float32 (stored: bfloat16)"
