@@ -20,7 +20,6 @@ from dflash_mlx.estimate import LEAST_SPARE
 from dflash_mlx.session import Session
 
 SHARE, BYTES = 0.15, 200_000_000  # how far an estimate may be off
-SPEED = 0.97  # decoding with a limit / without one
 UNLIMITED = 1 << 40
 
 
@@ -30,7 +29,7 @@ def main() -> None:
     parser.add_argument("--contexts", nargs="+", type=int, default=[1024, 8192, 32_768])
     parser.add_argument("--rows", type=int, default=2048, help="of a chunk, at most")
     parser.add_argument("--whole", action="store_true")
-    parser.add_argument("--rounds", type=int, default=6, help="of the comparison of cache limits")
+    parser.add_argument("--rounds", type=int, default=10, help="of the comparison of cache limits")
     args = parser.parse_args()
     print(machine())
     wrong = False
@@ -40,11 +39,15 @@ def main() -> None:
             difference = abs(found.need.peak - found.measured)
             wrong |= difference > max(BYTES, SHARE * found.measured)
             print(f"{shape:8} {context:6} tokens: {found}")
-    raise SystemExit(slower(args.rounds) or wrong)
+    raise SystemExit(cache_limits(args.rounds) or wrong)
 
 
-def slower(rounds: int) -> bool:
-    """The demo pair with the least cache that a pair is given, with mlx's own limit, and without any."""
+def cache_limits(rounds: int) -> bool:
+    """The demo pair with the least cache that a pair is given, with mlx's own limit, and without any.
+
+    Returns:
+        True if more was kept than the limit allows.
+    """
     pair = endless(load_pair("demo"))
     own = mx.set_cache_limit(UNLIMITED)
     limits = {"least": LEAST_SPARE, "mlx's own": own, "none": UNLIMITED}
@@ -55,7 +58,7 @@ def slower(rounds: int) -> bool:
         mx.clear_cache()
         mx.set_cache_limit(limits[name])
         finished = None
-        for event in Session(pair).generate(prompt, max_tokens=200):
+        for event in Session(pair).generate(prompt, max_tokens=100):
             most[name] = max(most[name], mx.get_cache_memory())
             finished = event
         assert isinstance(finished, Finished)
@@ -71,7 +74,7 @@ def slower(rounds: int) -> bool:
             f"cache limit {name:9} {limit / 1e6:12,.0f} MB: {1 / laps.median(name):6.1f} tok/s, "
             f"{speed:.3f} of none; most kept {most[name] / 1e6:.0f} MB"
         )
-    return laps.median("none") / laps.median("least") < SPEED or most["least"] > LEAST_SPARE
+    return most["least"] > LEAST_SPARE
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ CHUNK_SECONDS = 1.0  # nothing stops a chunk, so Ctrl-C waits for its end
 
 
 class Pace:
-    """Rows of a chunk by what the ones before took: `most`, or the largest power of two for `CHUNK_SECONDS`.
+    """Rows of a chunk by what the ones before took: the largest power of two that takes `CHUNK_SECONDS`.
 
     They grow step by step.
 
@@ -44,9 +44,8 @@ class Pace:
             self._least = self._paying(rows, seconds, *self._last)
         self._last = rows, seconds
         # Rows cost more with every chunk before them, so twice as many may take more than twice as long.
-        wanted = min(wanted, GROWTH * self.rows)
-        rows = self._most if wanted >= self._most else power_of_two(wanted)
-        self.rows = min(self._most, max(rows, self._least))
+        wanted = max(min(wanted, GROWTH * self.rows), self._least)
+        self.rows = self._most if wanted >= self._most else power_of_two(wanted)
 
     def _paying(self, rows: int, seconds: float, other_rows: int, other_seconds: float) -> int:
         """Rows that take as long as what every chunk costs, from two chunks of different sizes."""

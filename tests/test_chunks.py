@@ -50,6 +50,14 @@ def test_a_fast_machine_soon_has_large_chunks() -> None:
     assert set(rows[3:-1]) == {MOST}
 
 
+@pytest.mark.parametrize("most", [1, 5, 100, 300, 1500, 3000])
+def test_any_upper_bound_is_reached(most: int) -> None:
+    machine = Machine(lambda rows: 0.001)
+    chunks = Chunks(most, clock=machine.clock)
+    machine.read(chunks, 20 * most)
+    assert chunks.rows(0) == most
+
+
 def test_attention_that_costs_more_with_every_chunk() -> None:
     """Most of a toy model's time: a chunk of eight times the rows takes fifty times as long as the first."""
     machine = Machine(lambda rows: 0.0)
