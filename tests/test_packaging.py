@@ -101,7 +101,8 @@ def test_every_supported_python_is_declared_searched_for_and_tested() -> None:
     assert sorted(re.findall(r"python(3\.\d+)", searched)) == PYTHONS
     (bounds,) = re.findall(r"\(3, (\d+)\) <= sys.version_info\[:2\] <= \(3, (\d+)\)", makefile)
     assert [f"3.{minor}" for minor in bounds] == [PYTHONS[0], PYTHONS[-1]]
-    assert [matrix["python"] for matrix in matrices("ubuntu")] == [PYTHONS]
+    everywhere = [matrix["python"] for matrix in matrices("ubuntu") if "python" in matrix]
+    assert everywhere == [PYTHONS]
     for matrix in matrices("macos"):
         assert {PYTHONS[0], PYTHONS[-1]} <= set(matrix["python"]) <= set(PYTHONS)
 
