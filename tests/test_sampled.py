@@ -32,6 +32,9 @@ PENALTIES = {
 }
 
 
+TOKENS = 25  # of a seeded reply
+
+
 def mlx_lm_processors(params: SamplingParams) -> list:
     return make_logits_processors(
         logit_bias=dict(params.logit_bias) or None,
@@ -54,18 +57,17 @@ def test_with_a_seed_every_width_writes_what_mlx_lm_draws(family: str, options: 
     wanted = generate_step(
         mx.array(PROMPT),
         target.model,
-        max_tokens=60,
+        max_tokens=TOKENS,
         sampler=mlx_lm_sampler(params),
         logits_processors=mlx_lm_processors(params),
     )
     wanted_tokens = [token for token, _ in wanted]
-    drafter = tiny.build_drafter(2)
-    others = fakes.pair_of(target, tiny.build_drafter(1, num_target_layers=4))
-    for pair in (fakes.pair_of(target), fakes.pair_of(target, drafter), others):
-        for width in (1,) if pair.drafter is None else (1, 2, 5, 8):
-            mx.random.seed(99)  # the engine's draws are its own
-            events = stream_generate(pair, PROMPT, params, max_tokens=60, width=width)
-            assert [t for e in events if isinstance(e, Block) for t in e.tokens] == wanted_tokens
+    plain = fakes.pair_of(target)
+    first, second = (fakes.pair_of(target, tiny.build_drafter(one, num_target_layers=4)) for one in (1, 2))
+    for pair, width in ((plain, 1), (first, 5), (second, 1), (second, 2), (second, 8)):
+        mx.random.seed(99)  # the engine's draws are its own
+        events = stream_generate(pair, PROMPT, params, max_tokens=TOKENS, width=width)
+        assert [t for e in events if isinstance(e, Block) for t in e.tokens] == wanted_tokens
 
 
 @pytest.mark.parametrize("width", [1, 5])
@@ -171,9 +173,13 @@ MORE = [
 def test_three_tokens_have_the_targets_distribution(
     params: SamplingParams, generation: int, width: int
 ) -> None:
-    counts, expected, length = sampled_triples(params, generation, width, 1500)
+    counts, expected, length = sampled_triples(params, generation, width, 1000)
     assert length > 1.2  # drafted tokens were kept: the rule was at work
-    assert p_value(counts, expected, 1500) > 1e-3
+    assert p_value(counts, expected, 1000) > 1e-3
+    if params.top_p == 1:  # and it sees a small bias: another temperature
+        target = tiny.build("llama", vocab_size=V, num_hidden_layers=2)
+        other = triples(target.model, [1, 4, 2, 8, 5, 7], SamplingParams(temperature=1.25))
+        assert p_value(counts, other, 1000) < 1e-3
 
 
 @pytest.mark.slow
@@ -188,12 +194,3 @@ def test_three_tokens_have_it_in_many_draws(params: SamplingParams, generation: 
 def test_more_configurations(params: SamplingParams, generation: int, width: int) -> None:
     counts, expected, _ = sampled_triples(params, generation, width, 20_000)
     assert p_value(counts, expected, 20_000) > 1e-3
-
-
-def test_the_chi_square_sees_a_small_bias() -> None:
-    """The same counts against a slightly other temperature: this test can fail."""
-    params = CONFIGURATIONS[0][0]
-    counts, _, _ = sampled_triples(params, 2, 4, 1500)
-    target = tiny.build("llama", vocab_size=V, num_hidden_layers=2)
-    other = triples(target.model, [1, 4, 2, 8, 5, 7], SamplingParams(temperature=1.25))
-    assert p_value(counts, other, 1500) < 1e-3
