@@ -8,9 +8,25 @@ from contextlib import contextmanager
 
 from dflash_mlx.scores import CHUNK_ROWS, Scores, chunk_rows, power_of_two
 
-FIRST_ROWS = 256  # when nothing is known yet: half a second at 500 rows/s, a 27B's rate on a large Mac
+FIRST_ROWS = 256  # when nothing is known yet, at most: half a second at 500 rows/s, a 27B's on a large Mac
+LEAST_FIRST_ROWS = 8  # fewer cost as much: what takes long then is to read the weights
 GROWTH = 2  # from one chunk to the next, at most
 CHUNK_SECONDS = 1.0  # nothing stops a chunk, so Ctrl-C waits for its end
+
+# Operations a second that products of many rows reach on any such machine: an M1's GPU has 2.6e12 at its best,
+# one core with a fast BLAS 3e10.
+SLOWEST = {"cpu": 2e10, "metal": 2e12, "cuda": 2e12}
+
+
+def first_rows(parameters: int, device: str) -> int:
+    """Rows of the first chunk, before it is known how fast they are read: a second on the slowest machine.
+
+    Args:
+        parameters: Of the target, at two operations a row each.
+        device: "cpu", "metal" or "cuda".
+    """
+    rows = CHUNK_SECONDS * SLOWEST[device] / (2 * max(1, parameters))
+    return power_of_two(min(max(rows, LEAST_FIRST_ROWS), FIRST_ROWS))
 
 
 class Pace:
@@ -23,11 +39,12 @@ class Pace:
 
     Args:
         most: Rows.
+        first: Rows of the first chunk.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, first: int = FIRST_ROWS) -> None:
         self._most = most
-        self.rows = min(FIRST_ROWS, most)
+        self.rows = min(first, most)
         self._least = 1
         self._last: tuple[int, float] | None = None
 
@@ -60,6 +77,7 @@ class Chunks:
     Args:
         most: Rows of a chunk.
         scores: What the target's attention writes to memory.
+        first: Rows of the first one.
         clock: Seconds, monotonic.
     """
 
@@ -67,10 +85,11 @@ class Chunks:
         self,
         most: int = CHUNK_ROWS,
         scores: Sequence[Scores] = (),
+        first: int = FIRST_ROWS,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._scores, self._clock = scores, clock
-        self._pace = Pace(most)
+        self._pace = Pace(most, first)
 
     def rows(self, start: int) -> int:
         """Of the chunk after `start` tokens, at most."""

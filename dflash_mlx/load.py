@@ -12,6 +12,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
 
 from dflash_mlx import blas, device, memory
+from dflash_mlx.chunks import first_rows
 from dflash_mlx.config_fields import Fields, read_config_json
 from dflash_mlx.drafters import load_drafter
 from dflash_mlx.drafters.precision import dtype_name
@@ -151,6 +152,7 @@ def _load(sources: Sources, context: int, *, force: bool) -> Pair:
         weight_bytes=need.target + need.drafter,
         memory_context=memory.longest_context(estimate.need, there, longest),
         attention_scores=tuple(estimate.scores),
+        first_rows=first_rows(parameter_count(model), device.current().kind),
     )
     residency.keep(built, estimate.spare(context, there.available))
     return pair
@@ -173,6 +175,17 @@ def estimate_of(target: ModelTarget, drafter: DFlashDrafter | None, config: dict
         caches += drafter_caches(drafter.config, drafter.dtype.size)
     spare_limit = None if device.current().gpu else CPU_SPARE
     return Estimate(weights, caches, scores, widths, item_bytes, spare_limit=spare_limit)
+
+
+def parameter_count(model: nn.Module) -> int:
+    """How many weights there are, quantized ones counted one by one."""
+    count = 0
+    for module in model.modules():
+        if "scales" in module:
+            count += module.scales.size * module.group_size
+        else:
+            count += sum(array.size for array in module.values() if isinstance(array, mx.array))
+    return count
 
 
 def _nbytes(module: nn.Module) -> int:

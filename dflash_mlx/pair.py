@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dflash_mlx.chunks import FIRST_ROWS
 from dflash_mlx.errors import UserError
 from dflash_mlx.types import Method
 
@@ -36,6 +37,7 @@ class Pair:
         memory_context: Most tokens that the machine has memory for, by the estimate; None if not known.
         attention_scores: What the target's attention writes to memory while a prompt is read; chunks have
             fewer rows for it.
+        first_rows: Of the first chunk of a prompt, before it is known how fast they are read.
     """
 
     target: Target
@@ -52,6 +54,7 @@ class Pair:
     weight_bytes: int | None = None
     memory_context: int | None = None
     attention_scores: tuple[Scores, ...] = ()
+    first_rows: int = FIRST_ROWS
 
     @property
     def method(self) -> Method:

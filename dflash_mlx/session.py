@@ -112,7 +112,7 @@ class Session:
         if snapshots < 0:
             raise UserError(f"`snapshots` is {snapshots}, a number below 0")
         self._pair, self._limit = pair, snapshots
-        self._chunks = Chunks(prefill_step, pair.attention_scores)
+        self._chunks = Chunks(prefill_step, pair.attention_scores, pair.first_rows)
         self._line = Line(pair)
         self._snapshots: list[LineSnapshot] = []  # oldest first, lengths ascending
         self._torn = False  # a step did not finish: line and caches may not fit each other

@@ -10,7 +10,7 @@ import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_mlx.chunks import CHUNK_SECONDS, FIRST_ROWS, Chunks, Pace
+from dflash_mlx.chunks import CHUNK_SECONDS, FIRST_ROWS, Chunks, Pace, first_rows
 from dflash_mlx.scores import LEAST_CHUNK_ROWS, SCORES_LIMIT, Scores
 from dflash_mlx.session import Session
 from dflash_mlx.types import Finished, Prefilled
@@ -125,6 +125,15 @@ def test_rows_are_always_possible(most: int, seen: list[tuple[int, float]], star
     rows = chunks.rows(start)
     assert 1 <= rows <= most
     assert rows <= LEAST_CHUNK_ROWS or 49 * rows * (start + rows) <= SCORES_LIMIT
+
+
+def test_the_first_chunk_of_a_large_target_is_a_small_one() -> None:
+    """A second at 2e12 operations a second on a GPU, at 2e10 on a CPU."""
+    sizes = (10**6, 8 * 10**9, 27 * 10**9, 10**12)
+    assert [first_rows(size, "metal") for size in sizes] == [256, 64, 32, 8]
+    assert [first_rows(size, "cpu") for size in (0, *sizes[:2])] == [256, 256, 8]
+    assert Chunks(MOST, first=32).rows(0) == 32
+    assert Chunks(10, first=32).rows(0) == 10
 
 
 def test_a_failed_chunk_tells_nothing() -> None:

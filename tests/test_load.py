@@ -302,3 +302,18 @@ def test_an_empty_name_is_not_the_current_folder(target: Path, monkeypatch: pyte
     for names in (("",), (target, "")):
         with pytest.raises(UserError, match="empty"):
             load_pair(*names)
+
+
+def test_the_weights_are_counted_one_by_one(
+    target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Quantized ones too: what the first chunk of a prompt is measured by."""
+    counted: list[int] = []
+    monkeypatch.setattr(load, "first_rows", lambda count, kind: (counted.append(count), 17)[1])
+    assert load_pair(target, drafter).first_rows == 17
+    whole = sum(value.size for _, value in tree_flatten(tiny.build_model("llama").parameters()))
+    assert counted == [whole]
+    model = tiny.build_model("llama", hidden_size=64, intermediate_size=64)
+    plain = load.parameter_count(model)
+    nn.quantize(model, group_size=32, bits=4)
+    assert load.parameter_count(model) == plain
