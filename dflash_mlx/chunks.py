@@ -13,7 +13,7 @@ LEAST_FIRST_ROWS = 8  # fewer cost as much: what takes long then is to read the 
 GROWTH = 2  # from one chunk to the next, at most
 CHUNK_SECONDS = 1.0  # nothing stops a chunk, so Ctrl-C waits for its end
 
-# Operations a second that products of many rows reach on any such machine: an M1's GPU has 2.6e12 at its best,
+# Operations a second that products of many rows reach on any such machine: an M1 has 2.6e12 at its best,
 # one core with a fast BLAS 3e10.
 SLOWEST = {"cpu": 2e10, "metal": 2e12, "cuda": 2e12}
 

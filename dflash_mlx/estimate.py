@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dflash_mlx.config import DrafterConfig
-from dflash_mlx.memory import ROW_STEP, Need
+from dflash_mlx.memory import ROW_STEP, LayerCache, Need
 from dflash_mlx.scores import CHUNK_ROWS, LEAST_CHUNK_ROWS, SCORES_LIMIT, Scores, power_of_two, score_bytes
 
 SNAPSHOTS = 4  # that a session keeps: two turns, the border and the end of each one's prompt
@@ -25,33 +25,6 @@ WORK_WIDTHS, WORK_INTERMEDIATE = 8, 3
 WORK_LOGITS = 10  # of a verify pass, float32: the logits, and what top-p and top-k make of them
 # Bytes of freed buffers that MLX may keep in any case: all temporaries of a verify pass through 64 layers.
 LEAST_SPARE = 256_000_000
-
-
-@dataclass(frozen=True)
-class LayerCache:
-    """What one layer keeps of the past.
-
-    Attributes:
-        row_bytes: Per token.
-        window: Most tokens kept; None for all.
-        fixed_bytes: However many tokens there were.
-        head_dim: Of its keys; 0 without any.
-    """
-
-    row_bytes: int
-    window: int | None = None
-    fixed_bytes: int = 0
-    head_dim: int = 0
-
-    def nbytes(self, context: int, chunk: int = 0) -> int:
-        """After so many tokens; a window has the rows of the last `chunk` on top until the next pass."""
-        rows = -(-context // ROW_STEP) * ROW_STEP
-        kept = rows if self.window is None else min(rows, self.window + chunk)
-        return self.fixed_bytes + self.row_bytes * kept
-
-    def snapshot_bytes(self, context: int) -> int:
-        """What a snapshot holds: all but rows that are never written again."""
-        return self.fixed_bytes if self.window is None else self.nbytes(context)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,33 @@ SHOWN = 50_000_000  # bytes; less reads as 0.0 GB
 
 
 @dataclass(frozen=True)
+class LayerCache:
+    """What one layer keeps of the past.
+
+    Attributes:
+        row_bytes: Per token.
+        window: Most tokens kept; None for all.
+        fixed_bytes: However many tokens there were.
+        head_dim: Of its keys; 0 without any.
+    """
+
+    row_bytes: int
+    window: int | None = None
+    fixed_bytes: int = 0
+    head_dim: int = 0
+
+    def nbytes(self, context: int, chunk: int = 0) -> int:
+        """After so many tokens; a window has the rows of the last `chunk` on top until the next pass."""
+        rows = -(-context // ROW_STEP) * ROW_STEP
+        kept = rows if self.window is None else min(rows, self.window + chunk)
+        return self.fixed_bytes + self.row_bytes * kept
+
+    def snapshot_bytes(self, context: int) -> int:
+        """What a snapshot holds: all but rows that are never written again."""
+        return self.fixed_bytes if self.window is None else self.nbytes(context)
+
+
+@dataclass(frozen=True)
 class Need:
     """Bytes, by what takes them.
 

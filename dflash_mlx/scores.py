@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dflash_mlx.estimate import LayerCache
+    from dflash_mlx.memory import LayerCache
 
 CHUNK_ROWS = 2048  # of a prompt, at most; mlx-lm's
 LEAST_CHUNK_ROWS = 64  # with fewer, reading the weights for each chunk would cost more than the scores

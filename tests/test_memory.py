@@ -18,8 +18,8 @@ from mlx_lm.utils import _get_classes
 from dflash_mlx import estimate, memory, scores
 from dflash_mlx.config import load_config, parse_config
 from dflash_mlx.errors import UserError
-from dflash_mlx.estimate import LEAST_SPARE, Estimate, LayerCache, Widths, widths_of
-from dflash_mlx.memory import Machine, Need
+from dflash_mlx.estimate import LEAST_SPARE, Estimate, Widths, widths_of
+from dflash_mlx.memory import LayerCache, Machine, Need
 from dflash_mlx.scores import LEAST_CHUNK_ROWS, SCORES_LIMIT, Scores, attention_scores, chunk_rows
 from dflash_mlx.sources import text_config
 from dflash_mlx.targets import FAMILIES

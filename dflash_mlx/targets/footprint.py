@@ -9,7 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import ArraysCache, RotatingKVCache, make_prompt_cache
 
-from dflash_mlx.estimate import LayerCache
+from dflash_mlx.memory import LayerCache
 
 
 def cache_footprint(model: nn.Module) -> tuple[LayerCache, ...]:
