@@ -42,7 +42,14 @@ class HalfRight:
         )
 
     def draft(
-        self, anchor: mx.array, width: int, context: Any, target: Any, temperature: float, key: Any
+        self,
+        anchor: mx.array,
+        width: int,
+        context: Any,
+        target: Any,
+        temperature: float,
+        key: Any = None,
+        noise: Any = None,
     ) -> Proposal:
         real = self._drafter.draft(anchor, width, context, target, temperature, key)
         scripted = self._script.draft(anchor, width, context, target, temperature, key)
@@ -93,7 +100,7 @@ def main() -> None:
         if round_ == 5:  # warm now
             laps = Laps()
         with laps.lap("cycle"):
-            cycle = decoder.cycle(args.width, len)
+            cycle = decoder.cycle(args.width, len, lambda _: args.width)  # the next draft is begun in it
         assert cycle.accepted == args.width // 2
         parts(pair, lines[1], args.width, laps, sampler)
     names = ("draft", "verify", "extend", "replay")
